@@ -1,0 +1,238 @@
+"""A run's configuration: frozen, typed, strict.
+
+A YAML file plus `key.path=value` overrides become one `RunConfig`. Defaults live here once; unknown keys are refused
+with their path and the nearest valid name; all mistakes are reported at once. Nothing edits a config after it was
+loaded. The options of an environment or an algorithm belong to its plugin, which validates them with its own model.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, no unknown keys, no nan or inf."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class Environment(Section):
+    """Which simulator, and how many copies in one actor.
+
+    Attributes:
+        name: environment plugin (`clawq plugins list`).
+        num_envs: envs of one actor, N.
+        options: the plugin's own options.
+    """
+
+    name: str
+    num_envs: Positive = 16
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class AlgorithmChoice(Section):
+    """Which algorithm; `options` are the plugin's own."""
+
+    name: str = "td3"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Exploration(Section):
+    """Gaussian action noise, a different size for each env (the ladder runs evenly from min to max).
+
+    Attributes:
+        noise_min: standard deviation in policy space of the least noisy env.
+        noise_max: of the noisiest env.
+    """
+
+    noise_min: Annotated[float, Field(ge=0, le=2)] = 0.05
+    noise_max: Annotated[float, Field(ge=0, le=2)] = 0.4
+
+
+class Actors(Section):
+    """How experience is collected.
+
+    Attributes:
+        max_actors: most actors that the coordinator keeps busy for this run, over all workers.
+        lease_s: length of one rollout lease.
+        fragment_s: an actor sends at least this often.
+        fragment_bytes: and at the latest at this size (before the end of the step that passes it).
+        outbox_fragments: fragments an actor holds when Redis is slow or away.
+        on_full: what happens when the outbox is full; every drop is counted.
+        max_policy_lag: largest lag at which the learner still takes a fragment, in weights versions; 0 = any.
+    """
+
+    max_actors: Positive = 1000
+    lease_s: Annotated[float, Field(ge=0.1, le=60)] = 5.0
+    fragment_s: Annotated[float, Field(ge=0.01, le=10)] = 0.3
+    fragment_bytes: Annotated[int, Field(ge=1024, le=4_000_000)] = 512_000
+    outbox_fragments: Positive = 64
+    on_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
+    max_policy_lag: Annotated[int, Field(ge=0)] = 0
+
+
+class Replay(Section):
+    """The replay ring and what is sampled from it.
+
+    Attributes:
+        capacity: env steps kept in the ring.
+        batch_size: transitions of one update, B.
+        n_step: n of n-step returns.
+        gamma: discount of one env step.
+        reward_scale: factor on rewards when sampled (raw rewards travel and are reported).
+    """
+
+    capacity: Positive = 500_000
+    batch_size: Positive = 256
+    n_step: Annotated[int, Field(ge=1, le=100)] = 1
+    gamma: Fraction = 0.99
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+
+
+class RateLimit(Section):
+    """How many times each env step is sampled (Reverb's SampleToInsertRatio).
+
+    Attributes:
+        samples_per_insert: transitions sampled for each env step inserted (updates·batch_size / env steps);
+            null = fully asynchronous, neither side waits.
+        min_size_to_sample: env steps in the ring before the first update.
+        error_buffer: how far inserts·samples_per_insert may run from samples; null = chosen from the sizes.
+        timeout_s: a side that is blocked for so long is reported.
+    """
+
+    samples_per_insert: Annotated[float, Field(gt=0)] | None = None
+    min_size_to_sample: Positive = 2_000
+    error_buffer: Annotated[float, Field(gt=0)] | None = None
+    timeout_s: Seconds = 300.0
+
+
+class Learner(Section):
+    """The learner daemon.
+
+    Attributes:
+        device: `auto` (first CUDA device, else CPU), `cpu` or `cuda:i`.
+        publish_interval_s: new weights are published at most this often.
+        keep_weights: versions kept in Redis beside pinned ones.
+        checkpoint_interval_s: time between checkpoints.
+        keep_checkpoints: newest checkpoints kept; the best one is kept beside them.
+        max_non_finite: non-finite updates in a row after which the learner gives up.
+    """
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda:\d+)$")] = "auto"
+    publish_interval_s: Seconds = 1.0
+    keep_weights: Annotated[int, Field(ge=3)] = 3
+    checkpoint_interval_s: Seconds = 60.0
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    max_non_finite: Positive = 3
+
+
+class Budget(Section):
+    """When a run ends: whichever comes first. Null = no such limit.
+
+    Attributes:
+        env_steps: env steps inserted.
+        seconds: wall time from the first env step.
+        target_return: mean evaluation return that is good enough.
+        target_success: evaluation success rate that is good enough.
+    """
+
+    env_steps: Positive | None = None
+    seconds: Seconds | None = None
+    target_return: float | None = None
+    target_success: Fraction | None = None
+
+
+class Evaluation(Section):
+    """Evaluation with the deterministic policy on fixed seeds.
+
+    Attributes:
+        interval_s: time between evaluations while training; null = only at the end.
+        episodes: episodes of each.
+        final_episodes: episodes of the last one, of the final weights.
+        seed: seed of the first evaluation episode (never the training seeds).
+        timeout_s: an evaluation that takes longer is given up.
+    """
+
+    interval_s: Seconds | None = 60.0
+    episodes: Positive = 20
+    final_episodes: Positive = 50
+    seed: Annotated[int, Field(ge=0)] = 1_000_000
+    timeout_s: Seconds = 300.0
+
+
+class Redis(Section):
+    """Where Redis is. With no URL clawq starts its own two servers and stops them with the run.
+
+    Attributes:
+        broker_url: Celery and run specs; `redis://`, `rediss://` or `unix://`.
+        data_url: streams, weights, control record, metrics.
+        data_memory_mb: maxmemory of the embedded data server.
+        window_bytes: unread bytes in one slot's stream at which its actor waits.
+        stream_bytes: most bytes that the streams of a run keep; null = 55 % of the data server's memory.
+    """
+
+    broker_url: str | None = None
+    data_url: str | None = None
+    data_memory_mb: Annotated[int, Field(ge=64)] = 1024
+    window_bytes: Annotated[int, Field(ge=65_536)] = 8_000_000
+    stream_bytes: Annotated[int, Field(ge=1_000_000)] | None = None
+
+
+class Cores(Section):
+    """Who gets how many cores on this machine; null = chosen from what the process may use (see clawq.cores).
+
+    Attributes:
+        learner_threads: torch threads of the learner.
+        slots: actors on this machine's worker.
+        actor_threads: torch and BLAS threads of one actor.
+    """
+
+    learner_threads: Positive | None = None
+    slots: Positive | None = None
+    actor_threads: Positive | None = None
+
+
+class Record(Section):
+    """The picture at the end.
+
+    Attributes:
+        animation: make the animation of the trained beside the untrained policy.
+        episodes: episodes shown.
+        format: gif, or mp4 (needs the `video` extra).
+    """
+
+    animation: bool = True
+    episodes: Positive = 3
+    format: Literal["gif", "mp4"] = "gif"
+
+
+class RunConfig(Section):
+    """One run, whole.
+
+    Attributes:
+        name: of the run, for people; the run id is made from it and the start time.
+        seed: of everything; every env of every actor derives its own from it.
+        folder: where run folders go.
+        metrics: metric writer plugins.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,47}$")]
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    folder: str = "runs"
+    metrics: tuple[str, ...] = ("jsonl", "tensorboard")
+    environment: Environment
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    exploration: Exploration = Exploration()
+    actors: Actors = Actors()
+    replay: Replay = Replay()
+    rate_limit: RateLimit = RateLimit()
+    learner: Learner = Learner()
+    budget: Budget = Budget()
+    evaluation: Evaluation = Evaluation()
+    redis: Redis = Redis()
+    cores: Cores = Cores()
+    record: Record = Record()

@@ -1,0 +1,288 @@
+"""The architecture in one page: the protocols between the layers, each with the loop that calls it.
+
+An actor process runs
+
+    obs = env.reset(seed)
+    while leased:
+        action, extras = policy.act(obs);  action = exploration(action)
+        result = env.step(spec.action.to_env(action))
+        adder.add(...)                     # -> fragment -> outbox -> FragmentSink
+        if between fragments: policy.load(weights_source.fetch_newer(version))
+
+and the learner process runs
+
+    consumer thread: for fragment in source.read(): validate, deduplicate, stage
+    main thread:     commit staged fragments to the ring as the rate limiter allows
+                     batch = sampler.sample(); metrics = algorithm.step(batch)
+                     publisher.publish(algorithm.weights())
+
+Nobody here knows Redis, Celery or a simulator. Tensors are typed `Any`, because this layer must not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from clawq.specs import EnvSpec
+from clawq.types import Array, BoolArray, FloatArray, Fragment, Metrics, Obs
+
+# --- environments -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What one batched env step gives.
+
+    Attributes:
+        obs: key -> [N, ...]; for an env that ended it is already the first observation of its next episode (or, where
+            the source cannot do that, the last one of the old episode, and the next row of that env is not valid).
+        reward: float32 [N].
+        terminated: bool [N].
+        truncated: bool [N].
+        valid: bool [N]; False for rows that are no transition.
+        final_obs: key -> [K, ...], the true last observation of each env that ended, in env order; empty rows if none.
+        success: float32 [N]; 1 or 0 where the env reports success at this step, else nan.
+    """
+
+    obs: Obs
+    reward: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    valid: BoolArray
+    final_obs: Obs
+    success: FloatArray
+
+
+class VectorEnv(Protocol):
+    """N environments stepped together, with exact episode ends. Arrays returned are the caller's to keep."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+    @property
+    def num_envs(self) -> int: ...
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        """Start all episodes; one seed for each env."""
+        ...
+
+    def step(self, action: FloatArray) -> StepResult:
+        """Take one step with env-space actions [N, A]."""
+        ...
+
+    def restart(self, rows: BoolArray) -> Obs:
+        """Abandon the episodes of the chosen rows [N] and start new ones; returns obs for all N rows.
+
+        Called for envs that went non-finite: their rows from the episode's start are no experience.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class EnvironmentPlugin(Protocol):
+    """Entry point group `clawq.environments`. A module, class or instance with these members.
+
+    `Options` is a frozen pydantic model; `make` builds N envs, and may import a simulator; `render` builds one env
+    whose `frame()` gives uint8 [H, W, 3] (or raises UserError saying that this plugin cannot draw).
+    """
+
+    Options: type[Any]
+
+    def make(self, options: Any, num_envs: int) -> VectorEnv: ...
+    def make_rendered(self, options: Any) -> "RenderedEnv": ...
+
+
+class RenderedEnv(VectorEnv, Protocol):
+    """A VectorEnv of one env that can be drawn."""
+
+    def frame(self) -> Array:
+        """uint8 [H, W, 3]."""
+        ...
+
+
+# --- algorithms ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """B sampled n-step transitions, tensors on the learner's device.
+
+    Attributes:
+        obs: key -> [B, ...].
+        action: float32 [B, A], policy space.
+        reward: float32 [B], discounted sum over the n steps really taken.
+        discount: float32 [B], γ^k·(1 − terminated) with k the steps really taken.
+        next_obs: key -> [B, ...], the observation to bootstrap from.
+        importance_weight: float32 [B], 1 for uniform sampling.
+        row: int64 [B], absolute ring rows (for priorities).
+        weights_version: int64 [B], the version under which each row was made (for policy lag).
+        extras: stored per-step policy outputs.
+    """
+
+    obs: Mapping[str, Any]
+    action: Any
+    reward: Any
+    discount: Any
+    next_obs: Mapping[str, Any]
+    importance_weight: Any
+    row: Any
+    weights_version: Any
+    extras: Mapping[str, Any]
+
+
+class Algorithm(Protocol):
+    """The learner's side of an algorithm: networks, optimisers, normaliser."""
+
+    def observe(self, obs: Mapping[str, Any], valid: Any) -> None:
+        """Update running statistics from rows [R, ...] committed to the ring, each valid row once."""
+        ...
+
+    def step(self, batch: Batch, progress: float) -> Metrics:
+        """One update. `progress` is the spent share of the budget, 0..1 (for schedules).
+
+        Raises NonFiniteUpdate with all weights unchanged when a loss or gradient norm is not finite.
+        """
+        ...
+
+    def weights(self) -> dict[str, Any]:
+        """What actors need, normaliser included: name -> tensor. The tensors are copies, on the CPU."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bit for bit: networks, targets, optimisers, normaliser, counters, RNG."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Policy(Protocol):
+    """The actor's copy of a policy. Used under `torch.inference_mode`."""
+
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Adopt published weights: name -> numpy array or tensor. Raises WeightsCorrupt if names or shapes differ."""
+        ...
+
+    def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
+        """Actions [N, A] in policy space before exploration noise, and the extras to store."""
+        ...
+
+
+class AlgorithmPlugin(Protocol):
+    """Entry point group `clawq.algorithms`."""
+
+    Options: type[Any]
+
+    def make_algorithm(self, spec: EnvSpec, options: Any, device: str, seed: int) -> Algorithm: ...
+    def make_policy(self, spec: EnvSpec, options: Any) -> Policy: ...
+
+
+# --- transport ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The control record of a run, as actors see it.
+
+    Attributes:
+        head: newest weights version, 0 if none was published.
+        stop: the run is over; actors end.
+        window_bytes: how many unread bytes a slot's stream may hold before its actor waits.
+        config_epoch: grows when the run's desired state changes.
+    """
+
+    head: int
+    stop: bool
+    window_bytes: int
+    config_epoch: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """One published version: tensors as numpy arrays, and what is known of them.
+
+    Attributes:
+        version: only ever grows.
+        arrays: name -> array.
+        updates: updates made by the learner when it published; 0 means untrained: explore at random.
+        metadata: free JSON-able facts (env steps, time, tags).
+    """
+
+    version: int
+    arrays: dict[str, Array]
+    updates: int
+    metadata: dict[str, Any]
+
+
+@runtime_checkable
+class FragmentSink(Protocol):
+    """Where an actor's sender thread puts encoded fragments: a slot's stream, or its in-memory twin."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch taken with the slot's claim."""
+        ...
+
+    def send(self, seq: int, payload: bytes | bytearray | memoryview) -> Control | None:
+        """Append one entry and bring back the control record (None if there is none). Blocks at most its timeout.
+
+        Raises StoreUnavailable or StoreFull (retry the same seq later), StreamRejected (new epoch), ClaimLost.
+        """
+        ...
+
+    def poll(self) -> Control | None:
+        """The control record alone; renews the claim."""
+        ...
+
+    def unread_bytes(self) -> int:
+        """Bytes sent by this epoch that no required reader has read, as of the last send or poll."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One raw stream entry: where it was and what it held."""
+
+    slot: str
+    epoch: int
+    seq: int
+    payload: bytes
+
+
+class FragmentSource(Protocol):
+    """Where the learner's consumer reads entries from: all slot streams of a run, or their twin."""
+
+    def read(self, timeout_s: float) -> list[Entry]:
+        """Entries after the cursors, oldest first per slot; an empty list on timeout."""
+        ...
+
+    def cursors(self) -> dict[str, str]:
+        """slot -> id of the last entry that `read` returned."""
+        ...
+
+    def acknowledge(self, cursors: Mapping[str, str]) -> None:
+        """Mirror how far this reader has taken entries over, so that actors can be paced."""
+        ...
+
+
+class WeightsSource(Protocol):
+    """Where actors and evaluators get weights."""
+
+    def fetch_newer(self, than: int) -> Weights | None:
+        """The head if its version is larger than `than`, verified; else None."""
+        ...
+
+    def fetch(self, version: int) -> Weights:
+        """That version, or WeightsGone."""
+        ...
+
+
+class MetricWriter(Protocol):
+    """Entry point group `clawq.metric_writers`: somewhere the learner's metrics go."""
+
+    def write(self, step: int, wall_s: float, metrics: Metrics) -> None: ...
+    def close(self) -> None: ...
+
+
+__all__ = [
+    "Algorithm", "AlgorithmPlugin", "Batch", "Control", "Entry", "EnvironmentPlugin", "FragmentSink", "FragmentSource",
+    "MetricWriter", "Policy", "RenderedEnv", "StepResult", "VectorEnv", "Weights", "WeightsSource", "Fragment",
+]
