@@ -2,7 +2,7 @@
 
 A plugin is an entry point in one of the groups below; clawq's own parts come in through the same doors. Looking a name
 up imports nothing; `load` imports exactly the plugin that was named, so a broken neighbour stops nobody. Two
-distributions may register the same name: that is an error only for who uses the name, and `clawq plugins list` shows it.
+distributions may register the same name: that is an error only for who uses it, and `clawq plugins list` shows it.
 
 What this module does not do: it has no policy and no order, runs no hooks, and accepts no import path from a
 configuration or from the wire. A run names installed entry points, nothing else.

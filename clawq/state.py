@@ -1,0 +1,175 @@
+"""The host's state file: where the Redis that clawq started on this machine is.
+
+`clawq up` and `clawq redis start` write it, so that workers, `clawq status` and a bare `celery worker` on the same
+machine find Redis without being told a URL. It names its owner by boot, pid and start time of the process; when that
+process is gone the file counts for nothing, so a crash leaves no lie behind, and a reused pid is not taken for it.
+
+The file is readable by its user only, since a URL may hold a password. Its name has the host name in it: a home
+directory shared by several machines works.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from clawq.errors import UserError
+
+if TYPE_CHECKING:
+    from clawq.config import Redis
+
+
+class ServersAlreadyRun(UserError):
+    """Another live clawq process on this host has written the state file."""
+
+
+def state_dir(env: Mapping[str, str] | None = None) -> Path:
+    """CLAWQ_STATE_DIR, else XDG_STATE_HOME/clawq, else ~/.local/state/clawq. It need not exist."""
+    env = os.environ if env is None else env
+    if chosen := env.get("CLAWQ_STATE_DIR"):
+        return Path(chosen).expanduser()
+    base = env.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "clawq"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The two servers of this host and the process that owns them.
+
+    Attributes:
+        broker_url: Celery and the run specs.
+        data_url: streams, weights, control record.
+        pid: process whose end ends the servers.
+        started: start of that process, in a form that a reused pid cannot have (see `process_start`).
+        written_s: wall clock, for people.
+    """
+
+    broker_url: str
+    data_url: str
+    pid: int
+    started: str
+    written_s: float
+
+    @classmethod
+    def of(cls, broker_url: str, data_url: str, pid: int | None = None) -> Self:
+        """The state of servers owned by `pid` (this process if None). Raises ProcessLookupError if it is gone."""
+        pid = os.getpid() if pid is None else pid
+        started = process_start(pid)
+        if started is None:
+            raise ProcessLookupError(pid)
+        return cls(broker_url, data_url, pid, started, time.time())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the owner still runs."""
+        return process_start(self.pid) == self.started
+
+    def write(self, folder: Path | None = None) -> Path:
+        """Announce these servers.
+
+        Raises ServersAlreadyRun while another live process has its servers announced; ours may be written again.
+        """
+        folder = state_dir() if folder is None else folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(folder):
+            other = self.read(folder)
+            if other is not None and (other.pid, other.started) != (self.pid, self.started):
+                raise ServersAlreadyRun(
+                    f"clawq's Redis already runs on this machine (process {other.pid}); "
+                    "use it, or stop it with `clawq redis stop` or by ending that run"
+                )
+            return _replace(_file(folder), json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path | None = None) -> Self | None:
+        """What is announced on this host, or None if nothing is, or its owner is gone."""
+        try:
+            state = cls(**json.loads(_file(state_dir() if folder is None else folder).read_text()))
+        except (OSError, ValueError, TypeError):
+            # Missing, torn or of another version: then there is no server to find here.
+            return None
+        return state if state.alive else None
+
+    @classmethod
+    def forget(cls, folder: Path | None = None, pid: int | None = None) -> None:
+        """Take the file away if `pid` (this process if None) owns it, or its owner is gone. Idempotent."""
+        folder = state_dir() if folder is None else folder
+        if not folder.is_dir():
+            return
+        with _locked(folder):
+            state = cls.read(folder)
+            if state is None or state.pid == (os.getpid() if pid is None else pid):
+                _file(folder).unlink(missing_ok=True)
+
+
+def resolve_urls(redis: "Redis | None" = None, env: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """(broker_url, data_url) from the configuration, else the environment, else the host's state file.
+
+    The environment variables are CLAWQ_BROKER_URL and CLAWQ_DATA_URL. A place that names only one of the two means it
+    for both. None: nothing is named anywhere, and `clawq up` starts its own.
+    """
+    env = os.environ if env is None else env
+    configured = (redis.broker_url, redis.data_url) if redis is not None else (None, None)
+    for broker, data in (configured, (env.get("CLAWQ_BROKER_URL"), env.get("CLAWQ_DATA_URL"))):
+        if broker or data:
+            return broker or data or "", data or broker or ""
+    state = ServerState.read(state_dir(env))
+    return (state.broker_url, state.data_url) if state is not None else None
+
+
+def process_start(pid: int) -> str | None:
+    """When that process started, as an opaque text that no later process of the same pid has; None if it is gone.
+
+    A zombie counts as gone: it holds its pid, but serves nothing.
+    """
+    try:
+        # Fields after the command name, which is in brackets and may hold anything: state is 3rd, start time 22nd.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return None if Path("/proc/self/stat").exists() else _portable_start(pid)
+    except (OSError, IndexError):
+        return None
+    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def _portable_start(pid: int) -> str | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.Error:
+        return None
+
+
+def _file(folder: Path) -> Path:
+    host = "".join(char if char.isalnum() or char in "-." else "_" for char in socket.gethostname())
+    return folder / f"redis-{host}.json"
+
+
+def _replace(file: Path, text: str) -> Path:
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    new.replace(file)
+    return file
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    # flock ends with its holder, so a crash cannot leave the file locked.
+    import fcntl
+
+    with open(folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+__all__ = ["ServerState", "ServersAlreadyRun", "process_start", "resolve_urls", "state_dir"]
