@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from clawq.config import Redis
 
 
-class ServersAlreadyRun(UserError):
-    """Another live clawq process on this host has written the state file."""
-
-
 def state_dir(env: Mapping[str, str] | None = None) -> Path:
     """CLAWQ_STATE_DIR, else XDG_STATE_HOME/clawq, else ~/.local/state/clawq. It need not exist."""
     env = os.environ if env is None else env
@@ -72,14 +68,14 @@ class ServerState:
     def write(self, folder: Path | None = None) -> Path:
         """Announce these servers.
 
-        Raises ServersAlreadyRun while another live process has its servers announced; ours may be written again.
+        Raises UserError while another live process has its servers announced; ours may be written again.
         """
         folder = state_dir() if folder is None else folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(folder):
             other = self.read(folder)
             if other is not None and (other.pid, other.started) != (self.pid, self.started):
-                raise ServersAlreadyRun(
+                raise UserError(
                     f"clawq's Redis already runs on this machine (process {other.pid}); "
                     "use it, or stop it with `clawq redis stop` or by ending that run"
                 )
@@ -172,4 +168,4 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["ServerState", "ServersAlreadyRun", "process_start", "resolve_urls", "state_dir"]
+__all__ = ["ServerState", "process_start", "resolve_urls", "state_dir"]
