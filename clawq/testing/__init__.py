@@ -1,0 +1,1 @@
+"""Small real things for tests and smoke runs: an environment without a simulator."""
