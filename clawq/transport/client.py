@@ -1,0 +1,222 @@
+"""The one place where Redis clients are made, and where redis-py's exceptions become ours.
+
+`connect` gives a client with explicit timeouts and no retries inside redis-py: retried writes duplicate (measured: one
+`xadd()` call during a stall gave two entries), so whoever can retry safely does it himself. RESP2, hiredis for reading,
+redis-py's Python packer for writing (hiredis copies the whole command, 4 MB writes cost nine times as much).
+
+`translated()` wraps every use of a client. `check_server` says in plain words why a server cannot be used. Passwords
+never get into texts: URLs are shown through `redact`.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import redis
+from redis._parsers import Encoder
+from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
+from redis.retry import Retry
+
+from clawq.errors import StoreFull, StoreUnavailable, StoreUnfit, TransportError
+
+#: Bytes read from a socket at once; the default of 32 KB costs 10-30 % on fragments.
+_SOCKET_READ_BYTES = 1 << 20
+#: Commands up to this size are joined into one buffer; larger arguments are sent as they are, without a copy.
+_JOIN_BYTES = 6000
+#: Oldest server that has what we call; 7.0 is what is tested.
+OLDEST_VERSION = (6, 2)
+TESTED_VERSION = (7, 0)
+_SCHEMES = ("redis", "rediss", "unix")
+_SECRET_ARGUMENTS = frozenset({"password", "ssl_password"})
+
+
+def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
+    """A client of the server at `url`; nothing is sent yet.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, with password if one is needed.
+        timeout_s: longest wait for a connection and for a reply. Blocking reads must ask for less.
+
+    Raises:
+        StoreUnfit: the URL cannot be understood.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in _SCHEMES:
+        raise StoreUnfit(
+            f"{redact(url)} is no Redis URL: it must start with redis://, rediss:// (TLS) or unix:// (socket file)"
+        )
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url,
+            protocol=2,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            socket_read_size=_SOCKET_READ_BYTES,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            health_check_interval=0,
+            # CLIENT SETINFO would cost two more round trips for each connection and is unknown to older servers.
+            driver_info=None,
+            lib_name=None,
+            lib_version=None,
+            command_packer=_packer(),
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreUnfit(f"{redact(url)} is no usable Redis URL: {_without_secrets(str(error), url)}") from None
+    return redis.Redis.from_pool(pool)
+
+
+def _packer() -> Any:
+    encoder: Any = Encoder
+    return PythonRespSerializer(_JOIN_BYTES, encoder("utf-8", "strict", False).encode)
+
+
+def redact(url: str) -> str:
+    """The URL without its password, for texts."""
+    try:
+        parts = urlsplit(url)
+        netloc = parts.netloc
+        if "@" in netloc:
+            user, _, host = netloc.rpartition("@")
+            name = user.partition(":")[0]
+            netloc = f"{name}:***@{host}" if ":" in user else f"{name}@{host}"
+        query = [(k, "***" if k in _SECRET_ARGUMENTS else v) for k, v in parse_qsl(parts.query, keep_blank_values=True)]
+        return urlunsplit((parts.scheme, netloc, parts.path, urlencode(query, safe="*/:"), ""))
+    except ValueError:
+        return re.sub(r"://[^/]*@", "://***@", url)
+
+
+def describe(client: redis.Redis) -> str:
+    """Where a client's server is, in words, without secrets."""
+    kwargs = client.connection_pool.connection_kwargs
+    if "path" in kwargs:
+        return f"unix://{kwargs['path']}"
+    scheme = "rediss" if "SSL" in client.connection_pool.connection_class.__name__ else "redis"
+    return f"{scheme}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0)}"
+
+
+def celery_url(url: str) -> str:
+    """The same server as a Celery broker URL (kombu spells socket files `redis+socket://`).
+
+    A redis-py socket URL carries its password as `unix://[user]:pw@/path` or `?password=`; kombu takes both the same.
+    """
+    if not url.startswith("unix://"):
+        return url
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    query["virtual_host"] = query.pop("db", "0")
+    secret = f":{quote(parts.password, safe='')}@" if parts.password else ""
+    return f"redis+socket://{secret}{parts.path}?{urlencode(query)}"
+
+
+@contextmanager
+def translated(client: redis.Redis | None = None) -> Iterator[None]:
+    """Turn redis-py's exceptions into ours.
+
+    Args:
+        client: named in the text if given.
+
+    Raises:
+        StoreUnavailable: cannot be reached, timed out, is loading, or has no free connection.
+        StoreFull: out of memory.
+        StoreUnfit: password, rights, read-only replica, cluster without a cluster client.
+        TransportError: whatever else Redis answered.
+    """
+    try:
+        yield
+    except redis.WatchError:
+        # Control flow of whoever watches; never leaves this package.
+        raise
+    except redis.RedisError as error:
+        raise translate(error, describe(client) if client is not None else "Redis") from error
+
+
+def translate(error: Exception, where: str = "Redis") -> TransportError:
+    """Our error for one of redis-py's."""
+    text = str(error)
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return StoreFull(f"{where} is out of memory and refuses writes (its maxmemory is reached)")
+    if isinstance(error, (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)):
+        return StoreUnfit(f"{where} refuses us: {text}. Check user, password and rights (ACL)")
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return StoreUnfit(f"{where} is a read-only replica; clawq needs the primary")
+    if isinstance(error, (redis.exceptions.RedisClusterException, redis.exceptions.ClusterError)):
+        return StoreUnfit(f"{where} is a node of a Redis Cluster that does not own our keys: {text}")
+    if isinstance(error, redis.TimeoutError):
+        return StoreUnavailable(f"{where} did not answer in time: {text}")
+    if isinstance(error, (redis.ConnectionError, redis.BusyLoadingError)):
+        return StoreUnavailable(f"{where} cannot be reached: {text}")
+    if text.startswith(("MISCONF", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
+        # The server is there but cannot write just now (disk full under an AOF, a long script): worth another try.
+        return StoreUnavailable(f"{where} cannot serve us now: {text}")
+    return TransportError(f"{where} answered: {text}")
+
+
+def check_server(client: redis.Redis, role: str) -> tuple[int, ...]:
+    """Make sure that a server can be used; returns its version.
+
+    Args:
+        client: made by `connect`.
+        role: `broker` or `data`, for the text.
+
+    Raises:
+        StoreUnavailable: it cannot be reached.
+        StoreUnfit: too old, wrong eviction policy, missing rights.
+    """
+    where = f"the {role} Redis at {describe(client)}"
+    try:
+        server = client.info("server")
+        policy = client.info("memory").get("maxmemory_policy", "unknown")
+    except redis.RedisError as error:
+        raise translate(error, where) from error
+    version = _version(str(server.get("redis_version", "0")))
+    if version < OLDEST_VERSION:
+        raise StoreUnfit(
+            f"{where} is version {'.'.join(map(str, version))}; clawq needs {_dotted(OLDEST_VERSION)} or newer "
+            f"(tested with {_dotted(TESTED_VERSION)} and newer). Use a newer Redis or Valkey, or let clawq start one"
+        )
+    if policy != "noeviction":
+        raise StoreUnfit(
+            f"{where} has maxmemory-policy {policy}: it would silently delete keys of clawq when memory runs out. "
+            "Set `maxmemory-policy noeviction` (redis.conf, or `CONFIG SET maxmemory-policy noeviction`)"
+        )
+    return version
+
+
+def server_run_id(client: redis.Redis) -> str:
+    """The id that a server chose when it started; it changes with every restart."""
+    with translated(client):
+        return str(client.info("server")["run_id"])
+
+
+def max_memory_bytes(client: redis.Redis) -> int:
+    """The server's maxmemory, 0 if it has no limit."""
+    with translated(client):
+        return int(client.info("memory").get("maxmemory", 0))
+
+
+def socket_timeout_s(client: redis.Redis) -> float:
+    """The longest wait for a reply of this client."""
+    return float(client.connection_pool.connection_kwargs.get("socket_timeout") or 5.0)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _without_secrets(text: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        secrets = [parts.password, *(v for k, v in parse_qsl(parts.query) if k in _SECRET_ARGUMENTS)]
+    except ValueError:
+        return "it cannot be parsed"
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    return text

@@ -1,0 +1,331 @@
+"""The small records of a run: control record, registry of runs, events, metrics board, heartbeats, dead letters.
+
+Each class is one key (or two) with its own words; values are JSON. Every write is one command or one MULTI, so a crash
+between any two lines leaves either the old record or the new one. Everything has a bound: streams are trimmed by
+length, heartbeats expire, dead letters keep only the head of an entry.
+
+What it does not do: decide anything. Who is alive, what to start and when to stop is for clawq.control and the learner.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import redis
+
+from clawq.core import Control, Entry
+from clawq.transport.claims import Claim
+from clawq.transport.client import socket_timeout_s, translated
+from clawq.transport.keys import RUNS_KEY, RunKeys
+
+#: Fields of the control record in the order in which actors fetch them.
+CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch")
+#: Events kept per run (approximately).
+_EVENTS_KEPT = 10_000
+#: Dead letters kept per run (approximately), and how much of each entry.
+_DEAD_LETTERS_KEPT = 200
+_DEAD_LETTER_BYTES = 4096
+#: A worker that was silent for so long is forgotten.
+HEARTBEAT_TTL_S = 30.0
+
+
+def parse_control(values: list[bytes | None]) -> Control | None:
+    """The control record from its fields in the order of CONTROL_FIELDS; None if the learner has not written it."""
+    head, stop, window_bytes, config_epoch = values
+    # A publisher may move `head` before the learner wrote the rest: that alone is no record yet.
+    if window_bytes is None or config_epoch is None:
+        return None
+    return Control(
+        head=int(head or 0), stop=bool(int(stop or 0)), window_bytes=int(window_bytes), config_epoch=int(config_epoch)
+    )
+
+
+class ControlRecord:
+    """What the learner tells all actors of a run.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        claim: if given, writes happen only while it is held (ClaimLost otherwise).
+    """
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, claim: Claim | None = None) -> None:
+        self._client: Any = client
+        self._key, self._claim = keys.control, claim
+
+    def write(self, **fields: int | bool) -> None:
+        """Set some of `stop`, `window_bytes`, `config_epoch`, `head`; the others keep their values."""
+        unknown = set(fields) - set(CONTROL_FIELDS)
+        if unknown:
+            raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {CONTROL_FIELDS}")
+        mapping = {name: int(value) for name, value in fields.items()}
+        if self._claim is None:
+            with translated(self._client):
+                self._client.hset(self._key, mapping=mapping)
+            return
+        self._claim.fenced(lambda pipe: pipe.hset(self._key, mapping=mapping))
+
+    def read(self) -> Control | None:
+        """The record, None if there is none (then actors wait)."""
+        with translated(self._client):
+            return parse_control(self._client.hmget(self._key, CONTROL_FIELDS))
+
+    def request_stop(self) -> None:
+        """Tell all actors that the run is over. Needs no claim: anybody may stop a run."""
+        with translated(self._client):
+            self._client.hset(self._key, "stop", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run as workers and the command line see it.
+
+    Attributes:
+        run_id: name and start time; also the name of its queue.
+        tag: 32 hex digits, under which its keys stand.
+        config: the RunConfig as JSON.
+        spec: the EnvSpec as JSON.
+        state: `starting`, `running`, `stopping`, `done` or `failed`.
+        created_ms: wall clock of the learner's host.
+        learner: host and pid, for people.
+    """
+
+    run_id: str
+    tag: str
+    config: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+    state: str = "starting"
+    created_ms: int = 0
+    learner: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> RunKeys:
+        """Its keys on the data server."""
+        return RunKeys(self.tag)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict; `from_json` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> "RunRecord":
+        """Inverse of `to_json`; fields of newer versions are ignored."""
+        return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
+
+
+class RunRegistry:
+    """The runs that exist, on the broker."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
+
+    def add(self, record: RunRecord) -> None:
+        """Write or replace a run."""
+        with translated(self._client):
+            self._client.hset(RUNS_KEY, record.run_id, json.dumps(record.to_json()))
+
+    def get(self, run_id: str) -> RunRecord | None:
+        """That run, None if there is none."""
+        with translated(self._client):
+            text = self._client.hget(RUNS_KEY, run_id)
+        return None if text is None else RunRecord.from_json(json.loads(text))
+
+    def list(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        with translated(self._client):
+            texts = self._client.hvals(RUNS_KEY)
+        return sorted((RunRecord.from_json(json.loads(text)) for text in texts), key=lambda run: run.created_ms)
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run; nothing happens if there is none."""
+        with translated(self._client):
+            self._client.hdel(RUNS_KEY, run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run.
+
+    Attributes:
+        id: of the stream entry; larger is later.
+        kind: a short name, as `lease_done`.
+        facts: JSON-able facts.
+    """
+
+    id: str
+    kind: str
+    facts: dict[str, Any]
+
+
+class Events:
+    """What happened in a run: a bounded stream that anybody appends to."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._key = keys.events
+
+    def append(self, kind: str, **facts: Any) -> str:
+        """Add an event; returns its id. An unclear failure may have added it: events are reports, not commands."""
+        fields: Any = {"kind": kind, "facts": json.dumps(facts, default=str)}
+        with translated(self._client):
+            entry_id = self._client.xadd(self._key, fields, maxlen=_EVENTS_KEPT, approximate=True)
+        return bytes(entry_id).decode()
+
+    def read(self, after_id: str = "0-0", timeout_s: float = 0.0) -> list[Event]:
+        """Up to 1000 events after that id, oldest first; waits at most `timeout_s` for the first one."""
+        block_ms = _block_ms(self._client, timeout_s)
+        with translated(self._client):
+            answer = self._client.xread({self._key: after_id}, count=1000, block=block_ms)
+        return [_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries]
+
+
+def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event:
+    return Event(entry_id.decode(), fields[b"kind"].decode(), json.loads(fields[b"facts"]))
+
+
+def _block_ms(client: redis.Redis, timeout_s: float) -> int | None:
+    """BLOCK argument: None = do not wait; well below the socket timeout, or the wait would look like a dead server."""
+    if timeout_s <= 0:
+        return None
+    return max(1, int(1000 * min(timeout_s, 2.0, 0.4 * socket_timeout_s(client))))
+
+
+class Board:
+    """The newest numbers of a run, for the screen."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._key = keys.metrics
+
+    def write(self, metrics: Mapping[str, float | str]) -> None:
+        """Set these; others keep their values."""
+        if metrics:
+            with translated(self._client):
+                self._client.hset(self._key, mapping={name: json.dumps(value) for name, value in metrics.items()})
+
+    def read(self) -> dict[str, float | str]:
+        """All numbers and texts by name."""
+        with translated(self._client):
+            raw = self._client.hgetall(self._key)
+        return {name.decode(): json.loads(value) for name, value in raw.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A worker's last sign of life for a run.
+
+    Attributes:
+        worker: its name.
+        slots: actors it can run.
+        busy: actors it runs now, of any run.
+        host: for people.
+        pid: of the Celery worker.
+        time_ms: when, by the clock of the Redis server.
+    """
+
+    worker: str
+    slots: int
+    busy: int
+    host: str
+    pid: int
+    time_ms: int = 0
+
+
+class Heartbeats:
+    """Which workers serve a run. Times are the server's, so clocks of hosts do not matter."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, ttl_s: float = HEARTBEAT_TTL_S) -> None:
+        self._client: Any = client
+        self._key, self._ttl_s = keys.heartbeats, ttl_s
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Write a sign of life (its `time_ms` is filled in)."""
+        with translated(self._client):
+            stamped = {**asdict(beat), "time_ms": _server_ms(self._client)}
+            pipe = self._client.pipeline(transaction=True)
+            pipe.hset(self._key, beat.worker, json.dumps(stamped))
+            # The whole key goes when the last worker is long gone.
+            pipe.pexpire(self._key, int(self._ttl_s * 10_000))
+            pipe.execute()
+
+    def leave(self, worker: str) -> None:
+        """Say goodbye."""
+        with translated(self._client):
+            self._client.hdel(self._key, worker)
+
+    def read(self) -> dict[str, Heartbeat]:
+        """Workers heard of within the TTL; the silent ones are removed."""
+        with translated(self._client):
+            now_ms = _server_ms(self._client)
+            raw = self._client.hgetall(self._key)
+            beats = {name.decode(): Heartbeat(**json.loads(text)) for name, text in raw.items()}
+            silent = [name for name, beat in beats.items() if now_ms - beat.time_ms > self._ttl_s * 1000]
+            if silent:
+                self._client.hdel(self._key, *silent)
+        return {name: beat for name, beat in beats.items() if name not in silent}
+
+
+def _server_ms(client: Any) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+class DeadLetters:
+    """Entries that a reader refused: the head of each of the newest few, and exact counts by reason."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._stream, self._counts = keys.dead_letters, keys.dead_letter_counts
+
+    def append(self, entry: Entry, reason: str, detail: str = "") -> None:
+        """Keep the first 4 KiB of the entry under `reason` and count it."""
+        fields: Any = {
+            "slot": entry.slot,
+            "id": f"{entry.epoch}-{entry.seq}",
+            "reason": reason,
+            "detail": detail[:1000],
+            "size_bytes": len(entry.payload),
+            "head": bytes(entry.payload[:_DEAD_LETTER_BYTES]),
+        }
+        with translated(self._client):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.xadd(self._stream, fields, maxlen=_DEAD_LETTERS_KEPT, approximate=True)
+            pipe.hincrby(self._counts, reason, 1)
+            pipe.execute()
+
+    def counts(self) -> dict[str, int]:
+        """Reason -> how many were refused."""
+        with translated(self._client):
+            raw = self._client.hgetall(self._counts)
+        return {reason.decode(): int(count) for reason, count in raw.items()}
+
+
+def delete_run(client: redis.Redis, keys: RunKeys) -> int:
+    """Unlink every key of a run on the data server; returns how many there were."""
+    deleted = 0
+    with translated(client):
+        # A tag is hex, so only the prefix's braces could be special in a pattern, and in Redis they are not.
+        batch: list[bytes] = []
+        scan: Any = client.scan_iter(match=keys.prefix + "*", count=1000)
+        for key in scan:
+            batch.append(key)
+            if len(batch) == 500:
+                deleted += int(client.unlink(*batch))
+                batch.clear()
+        if batch:
+            deleted += int(client.unlink(*batch))
+    return deleted
+
+
+def wait_for_control(
+    record: ControlRecord, timeout_s: float, clock: Callable[[], float] = time.monotonic
+) -> Control | None:
+    """The control record once it exists, or None after `timeout_s`."""
+    deadline = clock() + timeout_s
+    while True:
+        control = record.read()
+        if control is not None or clock() >= deadline:
+            return control
+        time.sleep(min(0.05, max(0.0, deadline - clock())))

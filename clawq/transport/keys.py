@@ -1,0 +1,150 @@
+"""Every Redis key of clawq, spelled in this one place.
+
+What belongs to a run starts with `clawq:{<tag>}:` (tag = 32 hex digits, chosen when the run is made). The braces are a
+Redis Cluster hash tag: all keys of a run live in one slot, so MULTI and multi-stream XREAD work there too.
+
+Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
+
+| name                 | type   | holds                            | bound or TTL             | writer, reader      |
+|----------------------|--------|----------------------------------|--------------------------|---------------------|
+| `control`            | hash   | head, stop, window, config epoch | 4 fields                 | learner, actors     |
+| `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`   | byte budget of the run   | actor, readers      |
+| `slots`              | hash   | slot -> JSON of its writer       | number of slots; swept   | actors, readers     |
+| `cursors:<reader>`   | hash   | slot -> last id taken over       | number of slots; swept   | reader, actors      |
+| `claim:<what>`       | string | JSON of token and holder         | TTL of the claim         | holder, anybody     |
+| `w:<version>`        | hash   | meta, c0..cn of <= 1 MiB         | newest K and pinned      | learner, actors     |
+| `w:staging:<token>`  | hash   | the same, not yet published      | TTL 10 min; renamed      | learner, nobody     |
+| `versions`           | zset   | weights versions that are kept   | newest K and pinned      | learner, learner    |
+| `pins`               | hash   | tag -> weights version           | number of tags           | coordinator, learner|
+| `dead_letters`       | stream | head of an entry, size, reason   | ~200 entries of <= 4 KiB | learner, people     |
+| `dead_letter_counts` | hash   | reason -> count                  | number of reasons        | learner, people     |
+| `events`             | stream | kind, facts (JSON)               | ~10 000 entries          | anybody, learner    |
+| `metrics`            | hash   | name -> number or text (JSON)    | number of names          | learner, CLI        |
+| `heartbeats`         | hash   | worker -> JSON                   | pruned; TTL of the key   | workers, coordinator|
+
+Broker server (AOF)
+
+| name                 | type   | holds                            | bound or TTL             | writer, reader      |
+|----------------------|--------|----------------------------------|--------------------------|---------------------|
+| `clawq:runs`         | hash   | run id -> JSON of the run record | number of live runs      | learner, workers    |
+| `clawq.<run id>`     | list   | Celery queue of the run          | a few leases             | coordinator, workers|
+
+Celery's own keys (`_kombu.binding.*`, `unacked*`) on the broker are Celery's.
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+#: Hash on the broker: run id -> run record.
+RUNS_KEY = "clawq:runs"
+#: Name of the one required reader of every run: trimming and pacing follow its cursors.
+LEARNER = "learner"
+#: What may stand in slot, reader and claim names; they become parts of keys and of file names.
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+_TAG_PATTERN = re.compile(r"[0-9a-f]{32}")
+
+
+def new_tag() -> str:
+    """A fresh 128-bit run tag, 32 hex digits."""
+    return secrets.token_hex(16)
+
+
+def queue_name(run_id: str) -> str:
+    """Name of the run's Celery queue."""
+    return f"clawq.{check_name(run_id)}"
+
+
+def check_name(name: str) -> str:
+    """The name itself; ValueError if it cannot be part of a key."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be used in a Redis key: a name is 1 to 128 letters, digits and . _ : @ - and starts with "
+            "a letter or digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The keys of one run on the data server.
+
+    Args:
+        tag: the run's tag, 32 hex digits.
+    """
+
+    tag: str
+
+    def __post_init__(self) -> None:
+        if not _TAG_PATTERN.fullmatch(self.tag):
+            raise ValueError(f"a run tag is 32 hex digits, not {self.tag!r}")
+
+    @property
+    def prefix(self) -> str:
+        """What every key of the run begins with."""
+        return f"clawq:{{{self.tag}}}:"
+
+    @property
+    def control(self) -> str:
+        """Hash: the control record."""
+        return self.prefix + "control"
+
+    def stream(self, slot: str) -> str:
+        """Stream of one slot's fragments."""
+        return f"{self.prefix}s:{check_name(slot)}"
+
+    @property
+    def slots(self) -> str:
+        """Hash: slot -> JSON of who writes it."""
+        return self.prefix + "slots"
+
+    def cursors(self, reader: str = LEARNER) -> str:
+        """Hash: slot -> id of the last entry that `reader` took over."""
+        return f"{self.prefix}cursors:{check_name(reader)}"
+
+    def claim(self, what: str) -> str:
+        """String: who holds `what` (`learner`, `slot:<slot>`)."""
+        return f"{self.prefix}claim:{check_name(what)}"
+
+    def weights(self, version: int) -> str:
+        """Hash: one published weights version."""
+        return f"{self.prefix}w:{version:d}"
+
+    def staging(self, token: str) -> str:
+        """Hash: weights on their way in, not visible to readers."""
+        return f"{self.prefix}w:staging:{check_name(token)}"
+
+    @property
+    def versions(self) -> str:
+        """Sorted set: the weights versions that are kept."""
+        return self.prefix + "versions"
+
+    @property
+    def pins(self) -> str:
+        """Hash: tag -> pinned weights version."""
+        return self.prefix + "pins"
+
+    @property
+    def dead_letters(self) -> str:
+        """Stream: entries that were refused, with the reason."""
+        return self.prefix + "dead_letters"
+
+    @property
+    def dead_letter_counts(self) -> str:
+        """Hash: reason -> how many."""
+        return self.prefix + "dead_letter_counts"
+
+    @property
+    def events(self) -> str:
+        """Stream: what happened in the run."""
+        return self.prefix + "events"
+
+    @property
+    def metrics(self) -> str:
+        """Hash: newest metrics for the screen."""
+        return self.prefix + "metrics"
+
+    @property
+    def heartbeats(self) -> str:
+        """Hash: worker -> JSON of its last sign of life."""
+        return self.prefix + "heartbeats"

@@ -1,0 +1,119 @@
+"""Fixtures that all tests share: two real Redis servers, a fresh run in each test, and a check for what is left behind.
+
+The servers live for the session, on unix sockets below a folder of the session. Each test has its own run tag, so that
+tests never see one another's keys. When the session ends, no process, socket or shared memory that a test made may be
+left; if there is one, the session fails and names it.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from clawq.transport.client import connect
+from clawq.transport.control import delete_run
+from clawq.transport.keys import RunKeys, new_tag
+from clawq.transport.server import EmbeddedRedis
+
+#: Every process that a test starts inherits this, whatever becomes of its parents.
+_MARK = "CLAWQ_TEST_SESSION"
+_ENDING_S = 5.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail the session if it leaves a process, socket or shared memory."""
+    mark = uuid.uuid4().hex
+    sockets = Path(tempfile.mkdtemp(prefix="clawq-tests-", dir="/tmp"))
+    before = {name: os.environ.get(name) for name in (_MARK, "XDG_RUNTIME_DIR")}
+    os.environ.update({_MARK: mark, "XDG_RUNTIME_DIR": str(sockets)})
+    shared = _shared_memory()
+    yield
+    left = [f"process {p.pid}: {_command_line(p)}" for p in _marked_processes(mark)]
+    left += [f"socket folder {path.name}" for path in sockets.iterdir()]
+    left += [f"listening socket {c.laddr}" for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+    left += [f"shared memory {name}" for name in sorted(_shared_memory() - shared) if not _in_use(name)]
+    shutil.rmtree(sockets, ignore_errors=True)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    assert not left, "the tests left behind:\n  " + "\n  ".join(left)
+
+
+def _marked_processes(mark: str) -> list[psutil.Process]:
+    """Living processes started by this session; those that are about to end get a few seconds for it."""
+    deadline = time.monotonic() + _ENDING_S
+    found = [p for p in psutil.process_iter() if _is_marked(p, mark)]
+    return psutil.wait_procs(found, max(0.0, deadline - time.monotonic()))[1]
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(_MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200]
+    except psutil.Error:
+        return "?"
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _in_use(name: str) -> bool:
+    """Whether a living process (perhaps of another test session on this machine) has that shared memory mapped."""
+    path = f"/dev/shm/{name}"
+    for process in psutil.process_iter():
+        try:
+            if any(region.path == path for region in process.memory_maps()):
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
+
+
+@pytest.fixture(scope="session")
+def redis_servers(nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """Broker and data server of the session."""
+    servers = EmbeddedRedis.start(tmp_path_factory.mktemp("redis"), data_memory_mb=512)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def data_client(redis_servers: EmbeddedRedis) -> Iterator[redis.Redis]:
+    """A client of the data server."""
+    client = connect(redis_servers.data_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def broker_client(redis_servers: EmbeddedRedis) -> Iterator[redis.Redis]:
+    """A client of the broker."""
+    client = connect(redis_servers.broker_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def run_keys(data_client: redis.Redis) -> Iterator[RunKeys]:
+    """Keys under a fresh tag; whatever the test wrote under it is deleted afterwards."""
+    keys = RunKeys(new_tag())
+    yield keys
+    delete_run(data_client, keys)
