@@ -24,13 +24,13 @@ from clawq.errors import ClawqError
 #: command -> (module:attribute, one line of help).
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "up": ("clawq.cli.up:up", "Train: start everything that a run needs on this machine, and stop it at the end."),
-        "learner": ("clawq.cli.learner:learner", "Start, stop and inspect a learner that uses workers elsewhere."),
+        "up": ("clawq.cli.up:up", "Train on this machine: Redis, worker, learner, all in one."),
+        "learner": ("clawq.cli.learner:learner", "Start or stop a learner that uses workers elsewhere."),
         "worker": ("clawq.cli.worker:worker", "Start a worker: it gives its slots to runs."),
-        "redis": ("clawq.cli.redis:redis", "Start, stop and inspect the two Redis servers that clawq brings along."),
-        "status": ("clawq.cli.status:status", "Show the runs, their workers and how they are doing."),
-        "config": ("clawq.cli.config:config", "Check a configuration, or show it with all defaults."),
-        "plugins": ("clawq.cli.plugins:plugins", "List installed environments, algorithms and other plugins."),
+        "redis": ("clawq.cli.redis:redis", "Start or stop the two Redis servers that come with clawq."),
+        "status": ("clawq.cli.status:status", "Show the runs and their workers."),
+        "config": ("clawq.cli.config:config", "Check a configuration, or show it in full."),
+        "plugins": ("clawq.cli.plugins:plugins", "List installed environments, algorithms and more."),
     }
 )
 

@@ -1,0 +1,145 @@
+"""`clawq status`: the runs on this Redis, how they are doing, and which workers serve them.
+
+Everything shown is read from Redis: the registry of runs on the broker; board, heartbeats and dead letters on the data
+server. Nothing is written, and no learner or worker is asked, so it answers even when they hang.
+"""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from clawq.cli.screen import Snapshot
+    from clawq.transport.control import Heartbeat, RunRecord
+
+#: Between two looks of `--watch`.
+_WATCH_S = 1.0
+
+#: States of a run in which nothing moves any more.
+_OVER = ("done", "failed")
+
+
+@click.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--watch", is_flag=True, help="Keep showing RUN (or the newest run) until it is over.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def status(run_id: str | None, watch: bool, as_json: bool) -> None:
+    """Show the runs, or one RUN in detail."""
+    view = _View()
+    if watch:
+        _watch(view, run_id)
+        return
+    runs = [view.find(run_id)] if run_id else view.runs()
+    if as_json:
+        click.echo(json.dumps([view.facts(run) for run in runs], indent=2))
+    elif run_id:
+        _print_one(view, runs[0])
+    elif not runs:
+        click.echo("no runs; start one with `clawq up CONFIG` or `clawq learner start CONFIG`")
+    else:
+        for run in runs:
+            _print_brief(view, run)
+
+
+class _View:
+    """What Redis says about runs.
+
+    Raises UserError when no Redis is known, TransportError when it cannot be used.
+    """
+
+    def __init__(self) -> None:
+        from clawq.errors import UserError
+        from clawq.state import resolve_urls
+        from clawq.transport.client import connect
+        from clawq.transport.control import RunRegistry
+
+        urls = resolve_urls()
+        if urls is None:
+            raise UserError(
+                "no clawq Redis is running on this machine; for one elsewhere set CLAWQ_BROKER_URL and CLAWQ_DATA_URL"
+            )
+        broker_url, data_url = urls
+        self._registry = RunRegistry(connect(broker_url))
+        self._store = connect(data_url)
+
+    def runs(self) -> "list[RunRecord]":
+        return self._registry.list()
+
+    def find(self, run_id: str) -> "RunRecord":
+        import difflib
+
+        from clawq.errors import UserError
+
+        run = self._registry.get(run_id)
+        if run is not None:
+            return run
+        known = [other.run_id for other in self.runs()]
+        near = difflib.get_close_matches(run_id, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+        raise UserError(f"there is no run {run_id!r}; {hint}")
+
+    def snapshot(self, run: "RunRecord") -> "Snapshot":
+        from clawq.transport.control import Board
+
+        return {"stage": run.state, **Board(self._store, run.keys).read(), "run": run.run_id}
+
+    def workers(self, run: "RunRecord") -> "dict[str, Heartbeat]":
+        from clawq.transport.control import Heartbeats
+
+        return Heartbeats(self._store, run.keys).read()
+
+    def facts(self, run: "RunRecord") -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {
+            "run_id": run.run_id,
+            "state": run.state,
+            "created_ms": run.created_ms,
+            "learner": run.learner,
+            "metrics": self.snapshot(run),
+            "workers": {name: asdict(beat) for name, beat in self.workers(run).items()},
+        }
+
+
+def _print_brief(view: _View, run: "RunRecord") -> None:
+    from clawq.cli.screen import line
+
+    click.echo(f"{run.run_id}  {run.state}")
+    click.echo(f"  {line(view.snapshot(run))}")
+
+
+def _print_one(view: _View, run: "RunRecord") -> None:
+    from clawq.cli.screen import rows
+
+    click.echo(run.run_id)
+    for label, text in [*rows(view.snapshot(run)), ("learner", _place(run.learner))]:
+        click.echo(f"  {label:<12}{text}")
+    beats = view.workers(run)
+    for name, beat in sorted(beats.items()):
+        click.echo(f"  worker      {name}: {beat.busy} of {beat.slots} slots busy (host {beat.host}, pid {beat.pid})")
+    if not beats:
+        click.echo("  worker      none; start one with `clawq worker start`")
+
+
+def _watch(view: _View, run_id: str | None) -> None:
+    from clawq.cli.screen import Screen
+    from clawq.errors import UserError
+
+    runs = view.runs()
+    if run_id is None and not runs:
+        raise UserError("there is no run to watch")
+    run = view.find(run_id or runs[-1].run_id)
+    with Screen(sys.stdout) as screen:
+        while True:
+            screen.show(view.snapshot(run))
+            if run.state in _OVER:
+                return
+            time.sleep(_WATCH_S)
+            run = view.find(run.run_id)
+
+
+def _place(learner: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in learner.items()) or "unknown"
