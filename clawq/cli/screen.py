@@ -105,7 +105,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def drops(snapshot: Snapshot) -> str:
-    """What was not used, by reason: `stale 320 env steps, corrupt 1 fragments`; `none` when it is known that there is none."""
+    """What was not used, by reason, as `corrupt 1 fragments, stale 320 env steps`; `none` once steps have arrived."""
     units = {"drops": "env steps", "rejected": "fragments"}
     some = []
     for name, count in sorted(snapshot.items()):
