@@ -1,0 +1,52 @@
+"""A bounded log file that a child process writes to directly.
+
+The child has the file open for appending, so nobody stands between it and its log: what it wrote before it was killed
+is there. The parent trims: when the file is over its bound, its tail is copied to `<name>.1` and the file emptied in
+place (the child goes on at the new end). A few lines written during the copy may be lost; the disk never fills.
+"""
+
+import os
+from pathlib import Path
+
+#: Size at which a log is trimmed; with the kept tail it is the most that one process leaves on disk.
+LIMIT_BYTES = 4_000_000
+_TAIL_BYTES = 512_000
+
+
+class LogFile:
+    """One child's log."""
+
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.path = path
+        self._limit_bytes = limit_bytes
+
+    def open(self) -> int:
+        """A file descriptor for the child's stdout and stderr; the caller closes it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def trim(self) -> None:
+        """Bring the file under its bound if it is over it. Cheap when there is nothing to do."""
+        try:
+            if self.path.stat().st_size <= self._limit_bytes:
+                return
+            self.path.with_name(self.path.name + ".1").write_bytes(self._read_tail(_TAIL_BYTES))
+            os.truncate(self.path, 0)
+        except OSError:
+            # A full or vanished disk must not stop the actor; the next trim tries again.
+            return
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines, for error messages; empty if there is no log."""
+        try:
+            return "\n".join(self._read_tail(8192).decode(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def _read_tail(self, size: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read()
+
+
+__all__ = ["LIMIT_BYTES", "LogFile"]

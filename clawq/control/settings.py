@@ -1,0 +1,99 @@
+"""What a worker knows from its own host: where Redis is, which runs it serves, where logs go.
+
+Nothing here comes over the wire. The environment variables are
+
+    CLAWQ_BROKER_URL, CLAWQ_DATA_URL   the two servers; else the host's state file (clawq.state)
+    CLAWQ_RUNS                         comma-separated run ids to serve; default: all runs
+    CLAWQ_LOG_DIR                      logs of actors; default: `logs` in the state folder
+    CLAWQ_ACTOR_THREADS                torch and BLAS threads of one actor; default: what the run says, else 1
+    CLAWQ_REMOTE_CONTROL               `1` switches Celery's remote control and events on (Flower)
+    CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawq.errors import UserError
+from clawq.state import resolve_urls, state_dir
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """The host's own configuration of a worker.
+
+    Attributes:
+        broker_url: Celery and the run specs; None if nothing names one.
+        data_url: streams, weights, events.
+        runs: run ids to serve; None = all.
+        log_folder: where logs of actors and programs go.
+        actor_threads: threads of one actor; None = what the run says.
+        remote_control: Celery's remote control and events.
+        stall_s: seconds without an env step after which an actor counts as hung.
+    """
+
+    broker_url: str | None
+    data_url: str | None
+    runs: frozenset[str] | None
+    log_folder: Path
+    actor_threads: int | None
+    remote_control: bool
+    stall_s: float
+
+    @classmethod
+    def from_host(cls, env: Mapping[str, str] | None = None) -> "HostSettings":
+        """Read environment and state file. Raises UserError for a value that cannot be understood."""
+        env = os.environ if env is None else env
+        urls = resolve_urls(env=env)
+        runs = frozenset(name.strip() for name in env.get("CLAWQ_RUNS", "").split(",") if name.strip())
+        log_dir = env.get("CLAWQ_LOG_DIR")
+        threads = env.get("CLAWQ_ACTOR_THREADS")
+        return cls(
+            broker_url=urls[0] if urls else None,
+            data_url=urls[1] if urls else None,
+            runs=runs or None,
+            log_folder=Path(log_dir) if log_dir else state_dir(env) / "logs",
+            actor_threads=int(_positive("CLAWQ_ACTOR_THREADS", threads)) if threads else None,
+            remote_control=env.get("CLAWQ_REMOTE_CONTROL", "") in ("1", "true", "yes", "on"),
+            stall_s=_positive("CLAWQ_STALL_TIMEOUT_S", env.get("CLAWQ_STALL_TIMEOUT_S", "30")),
+        )
+
+    def require_urls(self) -> tuple[str, str]:
+        """(broker_url, data_url), or UserError that says how to name them."""
+        if self.broker_url is None or self.data_url is None:
+            raise UserError(
+                "no Redis is known on this machine. Start a run here with `clawq up`, start servers with "
+                "`clawq redis start`, or set CLAWQ_BROKER_URL and CLAWQ_DATA_URL to servers elsewhere."
+            )
+        return self.broker_url, self.data_url
+
+
+def slot_name(worker: str, index: int, host: str | None = None) -> str:
+    """`<host>-<worker>-<index>` with only what may stand in a Redis key and a file name."""
+    text = f"{host or socket.gethostname().partition('.')[0]}-{worker}-{index}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip("._-")[-120:] or f"slot-{index}"
+
+
+def worker_name(nodename: str, pid: int) -> str:
+    """The name of a Celery worker on its host, from `name@host`.
+
+    A bare `celery worker` is always called `celery`; its pid is added, so that two of them do not fight over slots.
+    """
+    name = nodename.partition("@")[0] or "worker"
+    return f"celery{pid}" if name == "celery" else name
+
+
+def _positive(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise UserError(f"{variable}={text!r} is not a number larger than 0")
+    return value
+
+
+__all__ = ["HostSettings", "slot_name", "worker_name"]

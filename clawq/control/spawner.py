@@ -1,0 +1,216 @@
+"""Child processes: exec'ed by one thread that lives as long as the process, and ended with everything they started.
+
+`Spawner` has the one thread. The parent-death signal of Linux follows the thread that created a child, so a child
+spawned by a pool thread would be killed when that thread ends; this thread never ends. Children are exec'ed through
+`clawq.control.launch`, never forked with our memory; each gets a session of its own, a unique tag in its environment
+(inherited by whatever it starts), a log file, and optionally a control socket.
+
+`Child.end_tree` ends the whole tree: the session (while the leader is not yet reaped, so that its id cannot be a
+stranger's), then whoever carries the tag, found by /proc and signalled through a pidfd. Only processes with our own
+unique tag are ever touched. A child that is blocked in the kernel may survive SIGKILL for a while; `end_tree` says so.
+"""
+
+import contextlib
+import os
+import queue
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from clawq.control.launch import PARENT_VARIABLE
+from clawq.control.logfile import LogFile
+
+#: Environment variable with the unique tag of a child; its descendants inherit it.
+TAG_VARIABLE = "CLAWQ_CHILD"
+#: Environment variable with the file descriptor of the control socket.
+CONTROL_FD_VARIABLE = "CLAWQ_CONTROL_FD"
+
+
+class Child:
+    """One exec'ed process and all that it starts.
+
+    Attributes:
+        pid: of the leader; not reaped (so not reused) until `end_tree` returns.
+        tag: 128-bit tag in the environment of the tree.
+        control: our end of the control socket, or None.
+        log: its log.
+    """
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", tag: str, control: socket.socket | None, log: LogFile
+    ) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.tag = tag
+        self.control = control
+        self.log = log
+        self.stdin = process.stdin
+        self.stdout = process.stdout
+
+    def exited(self) -> bool:
+        """Whether the leader has ended. It stays a zombie, so that its pid stays ours."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def wait_exit(self, timeout_s: float) -> bool:
+        """Wait for the leader to end; whether it did."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.002
+        while not self.exited():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.05)
+        return True
+
+    def dump_stacks(self) -> None:
+        """Ask a hung leader for the stacks of its threads (they go to its log)."""
+        if not self.exited():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGUSR1)
+                self.wait_exit(0.3)
+
+    def kill_session(self) -> None:
+        """SIGKILL to the leader's session; safe in a signal handler."""
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end_tree(self, grace_s: float = 0.0) -> int:
+        """End leader and descendants: wait `grace_s` for the leader, then SIGKILL. Idempotent.
+
+        Returns:
+            The leader's exit status (negative: the signal), or -999 if it survives SIGKILL (blocked in the kernel).
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        self.wait_exit(grace_s)
+        self.kill_session()
+        kill_tagged(TAG_VARIABLE, self.tag)
+        for pipe in (self.control, self.stdin, self.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return -999
+
+
+def kill_tagged(variable: str, value: str) -> int:
+    """SIGKILL every process of ours with `variable=value` in its environment; returns how many there were.
+
+    A pidfd is opened before the environment is read, so the signal cannot reach a process that took over the pid.
+    """
+    if not Path("/proc/self/environ").exists():
+        return 0
+    wanted = f"{variable}={value}".encode()
+    killed = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid != os.getuid():
+                continue
+            pidfd = os.pidfd_open(int(entry.name))
+            try:
+                if wanted in Path(f"/proc/{entry.name}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    killed += 1
+            finally:
+                os.close(pidfd)
+    return killed
+
+
+class Spawner:
+    """Starts children from one long-lived thread."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="clawq-spawner", daemon=True).start()
+
+    def spawn(
+        self,
+        program: str | Sequence[str],
+        log: LogFile,
+        env: Mapping[str, str] | None = None,
+        *,
+        control: bool = False,
+        pipes: bool = False,
+    ) -> Child:
+        """Start a child and return it.
+
+        Args:
+            program: a Python module, or a module and its arguments; it is run by this interpreter.
+            log: where its stderr (and stdout, unless `pipes`) goes.
+            env: variables beside our own environment.
+            control: give it a control socket (CLAWQ_CONTROL_FD).
+            pipes: give it pipes as stdin and stdout.
+
+        Raises:
+            OSError: the system cannot start another process.
+        """
+        words = [program] if isinstance(program, str) else list(program)
+        answer: Future[Child] = Future()
+        self._orders.put((lambda: _start(words, log, env or {}, control, pipes), answer))
+        return answer.result(timeout=60.0)
+
+    def _serve(self) -> None:
+        while True:
+            order, answer = self._orders.get()
+            try:
+                answer.set_result(order())
+            # Whatever went wrong belongs to the caller; this thread must live on.
+            except BaseException as error:
+                answer.set_exception(error)
+
+
+def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool, pipes: bool) -> Child:
+    tag = secrets.token_hex(16)
+    variables = {**os.environ, **env, TAG_VARIABLE: tag, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    ours, theirs = socket.socketpair() if control else (None, None)
+    if theirs is not None:
+        variables[CONTROL_FD_VARIABLE] = str(theirs.fileno())
+    log_fd = log.open()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clawq.control.launch", *words],
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else log_fd,
+            stderr=log_fd,
+            pass_fds=() if theirs is None else (theirs.fileno(),),
+            env=variables,
+            start_new_session=True,
+        )
+    except BaseException:
+        if ours is not None:
+            ours.close()
+        raise
+    finally:
+        os.close(log_fd)
+        if theirs is not None:
+            theirs.close()
+    return Child(process, tag, ours, log)
+
+
+def wait_readable(fds: Sequence[int], timeout_s: float) -> list[int]:
+    """The descriptors that can be read, after at most `timeout_s`. Unlike select() it takes any descriptor number."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000.0)]
+
+
+__all__ = ["CONTROL_FD_VARIABLE", "TAG_VARIABLE", "Child", "Spawner", "kill_tagged", "wait_readable"]

@@ -1,0 +1,166 @@
+"""A worker subscribes to the queues of the runs that exist, and tells each of them that it is there.
+
+A thread looks at the registry of runs about once a second and writes heartbeats; it never touches Celery. A timer of
+Celery's own event loop compares what the thread saw with what the consumer consumes, and adds or cancels queues: in the
+loop's thread, so it works the same with threads, prefork and solo. Nothing is remembered besides: after a reconnect
+Celery consumes what it consumed before, and the comparison goes on from there.
+
+While the broker is away the last known runs stay subscribed. Cancelling a queue loses nothing: a message that was
+already on its way goes back to the queue.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.tasks import Tasks
+
+from clawq.control import pool_process
+from clawq.control.pool_process import Identity
+from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, make_queue, run_queues
+from clawq.control.settings import slot_name
+from clawq.errors import TransportError
+from clawq.transport.client import connect
+from clawq.transport.control import Heartbeat, Heartbeats, RunRecord, RunRegistry
+
+log = logging.getLogger(__name__)
+
+#: How often the registry is read and heartbeats are written, and how often the consumer is compared, seconds.
+WATCH_S = 1.0
+COMPARE_S = 0.5
+_ROLLOUT = "clawq.rollout"
+
+
+def wanted_queues(runs: Iterable[RunRecord], only: frozenset[str] | None) -> set[str]:
+    """The queues that a worker should consume.
+
+    Args:
+        runs: all runs in the registry.
+        only: run ids that this worker serves; None = all.
+    """
+    served = [run for run in runs if run.state in ACTIVE_STATES and (only is None or run.run_id in only)]
+    return {DEFAULT_QUEUE, *(queue for run in served for queue in run_queues(run.run_id))}
+
+
+class Watch:
+    """The thread: reads the registry, writes heartbeats."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._runs: list[RunRecord] = []
+        broker_url, data_url = identity.settings.require_urls()
+        self._registry = RunRegistry(connect(broker_url))
+        self._data = connect(data_url)
+        self._name = slot_name(identity.worker, 0).rpartition("-")[0]
+        self._silent = False
+        #: What the consumer should consume; None until the registry was read once.
+        self.wanted: set[str] | None = None
+        threading.Thread(target=self._run, name="clawq-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._identity.shutdown.wait(WATCH_S if self.wanted is not None else 0.2):
+            try:
+                self._look()
+                self._beat()
+                self._silent = False
+            except TransportError as error:
+                if not self._silent:
+                    log.warning("%s; the worker goes on with the runs it knows", error)
+                self._silent = True
+            # This thread is the worker's only eye: nothing odd in a record may close it.
+            except Exception:
+                log.exception("the registry of runs could not be read; trying again")
+        self._leave()
+
+    def _look(self) -> None:
+        only = self._identity.settings.runs
+        runs = self._registry.list()
+        self._runs = [run for run in runs if run.state in ACTIVE_STATES and (only is None or run.run_id in only)]
+        self.wanted = wanted_queues(runs, only)
+
+    def _beat(self) -> None:
+        busy = min(_active_leases(), self._identity.slots)
+        for run in self._runs:
+            beat = Heartbeat(self._name, self._identity.slots, busy, socket.gethostname(), self._identity.main_pid)
+            Heartbeats(self._data, run.keys).beat(beat)
+
+    def _leave(self) -> None:
+        for run in self._runs:
+            try:
+                Heartbeats(self._data, run.keys).leave(self._name)
+            except TransportError:
+                return
+
+
+class Subscription(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
+    """Celery bootstep: keeps the consumer's queues equal to what the watch wants."""
+
+    requires = (Tasks,)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        self._watch: Watch | None = None
+        self._timer: Any = None
+        super().__init__(consumer, **kwargs)
+
+    def start(self, consumer: Any) -> None:
+        """The consumer is connected, again perhaps."""
+        identity = pool_process.identity()
+        if identity is None:
+            return
+        if self._watch is None:
+            self._watch = Watch(identity)
+        # call_soon: the comparison then runs in the consumer's own thread even where timers have a thread.
+        self._timer = consumer.timer.call_repeatedly(COMPARE_S, consumer.call_soon, (self._compare, consumer))
+
+    def stop(self, consumer: Any) -> None:
+        """The connection is gone, or the worker ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _compare(self, consumer: Any) -> None:
+        wanted = self._watch.wanted if self._watch is not None else None
+        if wanted is None or consumer.task_consumer is None:
+            return
+        present = set(consumer.app.amqp.queues.consume_from)
+        for name in sorted(wanted - present):
+            consumer.app.amqp.queues.select_add(make_queue(name))
+        for name in sorted(wanted):
+            if not consumer.task_consumer.consuming_from(name):
+                consumer.add_task_queue(name)
+        for name in sorted(_ours(present) - wanted):
+            consumer.cancel_task_queue(name)
+
+
+class PatientConsumer(Consumer):  # type: ignore[misc]  # celery has no types
+    """Celery's consumer, with a bounded pause between tries to reach the broker.
+
+    Celery's own pauses grow to 30 s; a worker should take work soon after a long outage, too.
+    """
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect, trying again every 1 to 5 s."""
+        conn.ensure_connection = partial(conn.ensure_connection, interval_start=1, interval_step=1, interval_max=5)
+        return super().ensure_connected(conn)
+
+
+def _active_leases() -> int:
+    try:
+        return sum(request.name == _ROLLOUT for request in list(state.active_requests))
+    except RuntimeError:
+        # The set changed while we counted; the next heartbeat is a second away.
+        return 0
+
+
+def _ours(queues: set[str]) -> set[str]:
+    """Queues of runs; what a user asked for with -Q stays."""
+    return {name for name in queues if name.startswith(f"{DEFAULT_QUEUE}.")}
+
+
+__all__ = ["PatientConsumer", "Subscription", "Watch", "wanted_queues"]
