@@ -1,0 +1,225 @@
+"""The writing end of a slot's stream: explicit ids, one claim, nothing lost silently and nothing twice.
+
+`StreamWriter.open` takes the slot's claim and a new epoch = max(server time in ms, last generated ms + 1). Entries get
+the ids `<epoch>-<seq>`, so whatever an older incarnation of the slot still has under way is refused by the stream
+itself. One `send` is one non-transactional pipeline: XADD, the control record, and the learner's mirrored cursor.
+
+After an unclear failure the caller sends the same seq again. If Redis then answers "equal or smaller", it is success
+only if the entry is really there, or if the learner's cursor shows that it took it over (it may be trimmed already);
+otherwise StreamRejected: this writer is closed, the caller opens a new one and with it a new epoch. The same when the
+claim lapsed, which means that the server came back empty or that we were stopped for long.
+
+What it does not do: wait, retry or drop. That is for the outbox.
+"""
+
+import json
+from collections import deque
+from typing import Any
+
+import redis
+
+from clawq.core import Control
+from clawq.errors import ClaimLost, FragmentTooLarge, StoreUnavailable, StreamRejected, TransportError
+from clawq.transport.claims import Claim
+from clawq.transport.client import describe, translate, translated
+from clawq.transport.codec import MAX_FRAGMENT_BYTES
+from clawq.transport.control import CONTROL_FIELDS, parse_control
+from clawq.transport.keys import LEARNER, RunKeys
+
+#: The one field of a stream entry.
+PAYLOAD_FIELD = b"f"
+_NOT_ABOVE_TOP = "equal or smaller than the target stream top item"
+
+
+class StreamWriter:
+    """A slot's stream for as long as one actor owns it; a core.FragmentSink. Made by `open`.
+
+    Not thread-safe: one sender thread uses it.
+
+    Attributes:
+        slot: name of the slot.
+        incarnation: how many writers the slot had before, as far as the server knows; it goes into seeds.
+    """
+
+    incarnation = 0
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, slot: str, claim: Claim, epoch: int) -> None:
+        self.slot = slot
+        self._client: Any = client
+        self._keys, self._claim, self._epoch = keys, claim, epoch
+        self._stream = keys.stream(slot)
+        #: (seq, bytes) of what was sent and, as far as we know, not taken over by the learner.
+        self._unread: deque[tuple[int, int]] = deque()
+        self._unread_bytes = 0
+
+    @classmethod
+    def open(
+        cls,
+        client: redis.Redis,
+        keys: RunKeys,
+        slot: str,
+        worker: str,
+        claim_ttl_s: float = 10.0,
+        after_epoch: int = 0,
+    ) -> "StreamWriter":
+        """Take the slot and begin an epoch.
+
+        Args:
+            client: of the data server.
+            keys: of the run.
+            slot: name of the slot, also the name of its stream.
+            worker: host and worker, for people.
+            claim_ttl_s: the slot is free again when its writer was silent for so long.
+            after_epoch: the new epoch is larger than this too (the caller's last one).
+
+        Raises:
+            ClaimHeld: another actor has the slot.
+            StoreUnavailable, StoreFull: try again later.
+        """
+        claim = Claim.take(client, keys.claim(f"slot:{slot}"), worker, claim_ttl_s)
+        try:
+            epoch = _next_epoch(client, keys.stream(slot), after_epoch)
+            incarnation = _next_incarnation(client, keys, slot)
+            with translated(client):
+                facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation}
+                client.hset(keys.slots, slot, json.dumps(facts))
+        except BaseException:
+            _release_quietly(claim)
+            raise
+        writer = cls(client, keys, slot, claim, epoch)
+        writer.incarnation = incarnation
+        return writer
+
+    @property
+    def epoch(self) -> int:
+        """The epoch taken with the slot's claim."""
+        return self._epoch
+
+    def send(self, seq: int, payload: bytes | bytearray | memoryview) -> Control | None:
+        """Append `<epoch>-<seq>`; returns the control record, None if there is none.
+
+        Raises:
+            FragmentTooLarge: over the cap of the wire; it will never fit.
+            StoreUnavailable, StoreFull: send the same seq again later, and nothing after it before.
+            StreamRejected: it is not there and cannot be any more; open a new writer.
+            ClaimLost: another actor owns the slot.
+        """
+        if len(payload) > MAX_FRAGMENT_BYTES:
+            raise FragmentTooLarge(f"{len(payload)} bytes; at most {MAX_FRAGMENT_BYTES} travel in one fragment")
+        self._renew_if_due()
+        entry_id = f"{self._epoch}-{seq}"
+        # redis-py measures a memoryview by items, not by bytes.
+        blob = memoryview(payload).cast("B") if isinstance(payload, memoryview) else payload
+        pipe = self._client.pipeline(transaction=False)
+        pipe.execute_command("XADD", self._stream, entry_id, PAYLOAD_FIELD, blob)
+        self._queue_poll(pipe)
+        with translated(self._client):
+            added, control, cursor = pipe.execute(raise_on_error=False)
+        if isinstance(added, Exception):
+            self._settle(entry_id, seq, added, cursor)
+        if not self._unread or seq > self._unread[-1][0]:
+            self._unread.append((seq, len(payload)))
+            self._unread_bytes += len(payload)
+        return self._note(control, cursor)
+
+    def poll(self) -> Control | None:
+        """The control record alone; renews the claim when it is due.
+
+        Raises:
+            StoreUnavailable: try again later.
+            StreamRejected, ClaimLost: as `send`.
+        """
+        self._renew_if_due()
+        pipe = self._client.pipeline(transaction=False)
+        self._queue_poll(pipe)
+        with translated(self._client):
+            control, cursor = pipe.execute(raise_on_error=False)
+        return self._note(control, cursor)
+
+    def unread_bytes(self) -> int:
+        """Bytes sent by this epoch that the learner had not taken over at the last send or poll."""
+        return self._unread_bytes
+
+    def close(self) -> None:
+        """Give the slot back. Idempotent; a server that is away is left to let the claim run out."""
+        _release_quietly(self._claim)
+
+    def _queue_poll(self, pipe: Any) -> None:
+        pipe.hmget(self._keys.control, CONTROL_FIELDS)
+        pipe.hget(self._keys.cursors(LEARNER), self.slot)
+
+    def _note(self, control: Any, cursor: Any) -> Control | None:
+        for answer in (control, cursor):
+            if isinstance(answer, Exception):
+                raise translate(answer, describe(self._client)) from answer
+        if cursor is not None:
+            epoch, seq = parse_id(cursor.decode())
+            while self._unread and (self._epoch, self._unread[0][0]) <= (epoch, seq):
+                self._unread_bytes -= self._unread.popleft()[1]
+        return parse_control(control)
+
+    def _settle(self, entry_id: str, seq: int, error: Exception, cursor: Any) -> None:
+        """Return if the refused entry got there all the same, raise what the caller has to know otherwise."""
+        if _NOT_ABOVE_TOP not in str(error):
+            raise translate(error, describe(self._client)) from error
+        with translated(self._client):
+            if self._client.xrange(self._stream, entry_id, entry_id):
+                return
+        taken = parse_id(cursor.decode()) if isinstance(cursor, bytes) else (0, 0)
+        # Only entries that were there are taken over, and what was taken over may have been trimmed since.
+        if taken[0] == self._epoch and taken[1] >= seq:
+            return
+        # Who else could have written above us? If the slot is somebody else's by now, say that.
+        self._renew()
+        self.close()
+        raise StreamRejected(f"slot {self.slot}: {entry_id} is below what the stream has seen, and it is not there")
+
+    def _renew_if_due(self) -> None:
+        if self._claim.renewal_due:
+            self._renew()
+
+    def _renew(self) -> None:
+        if self._claim.renew():
+            # The stream, our registration, or our exclusive hold on the slot may be gone: begin anew, visibly.
+            self.close()
+            raise StreamRejected(
+                f"slot {self.slot}: the claim lapsed (the server came back empty, or this process was stopped)"
+            )
+
+
+def parse_id(entry_id: str) -> tuple[int, int]:
+    """`<epoch>-<seq>` as numbers, which compare as ids do."""
+    epoch, _, seq = entry_id.partition("-")
+    return int(epoch), int(seq or 0)
+
+
+def last_generated(client: Any, stream: str) -> tuple[int, int] | None:
+    """The largest id that a stream has ever given out, None if there is no such stream."""
+    try:
+        with translated(client):
+            return parse_id(bytes(client.xinfo_stream(stream)["last-generated-id"]).decode())
+    except TransportError as error:
+        if "no such key" in str(error):
+            return None
+        raise
+
+
+def _next_epoch(client: Any, stream: str, after_epoch: int) -> int:
+    with translated(client):
+        seconds, micros = client.time()
+    last = last_generated(client, stream)
+    # The clock of a server may run back; ids of a stream must not.
+    return max(int(seconds) * 1000 + int(micros) // 1000, after_epoch + 1, last[0] + 1 if last else 0)
+
+
+def _next_incarnation(client: Any, keys: RunKeys, slot: str) -> int:
+    with translated(client):
+        previous = client.hget(keys.slots, slot)
+    return int(json.loads(previous).get("incarnation", 0)) + 1 if previous else 0
+
+
+def _release_quietly(claim: Claim) -> None:
+    try:
+        claim.release()
+    except (StoreUnavailable, ClaimLost):
+        return

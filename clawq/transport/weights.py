@@ -1,0 +1,255 @@
+"""Weights in Redis: one immutable hash for each version, and a head that only ever grows.
+
+Layout of `w:<version>`: `meta` (JSON: version, updates, metadata, size, digest, number of chunks) and `c0` .. `cn`, the
+safetensors bytes in chunks of at most 1 MiB (one large bulk costs a server several times as much). New weights are
+first written under a staging key with a time limit. Then one MULTI, watched by the publisher's claim, renames it,
+moves the head in the control record and unlinks what is no longer kept. A crash before that leaves a staging key that
+runs out; nobody can see half of it. A publisher that lost its claim changes nothing.
+
+A reader gets a version by one HMGET (large ones by several: the hash never changes) and verifies length and digest.
+Versions that go out of the newest K while somebody wants them give WeightsGone: read the head again. Pinned versions
+are kept.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import redis
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from clawq.core import Weights
+from clawq.errors import TransportError, WeightsCorrupt, WeightsGone
+from clawq.transport.claims import Claim, watched
+from clawq.transport.client import translated
+from clawq.transport.keys import RunKeys
+
+#: Size of one hash field.
+_CHUNK_BYTES = 1 << 20
+#: Chunks sent in one pipeline; bounds the query buffer in the server.
+_CHUNKS_AT_ONCE = 16
+_STAGING_TTL_S = 600
+#: A reader that always comes too late for the head gives up after so many tries.
+_FETCH_ATTEMPTS = 20
+
+
+class WeightsPublisher:
+    """The learner's end.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        claim: the learner's claim; nothing is published without it.
+        keep: newest versions kept beside pinned ones.
+    """
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, claim: Claim, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least the newest version must be kept")
+        self._client: Any = client
+        self._keys, self._claim, self._keep = keys, claim, keep
+
+    def publish(
+        self, arrays: Mapping[str, Any], version: int, updates: int, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make new weights visible, all at once.
+
+        Args:
+            arrays: name -> array or CPU tensor, all finite.
+            version: larger than the head.
+            updates: updates made so far.
+            metadata: JSON-able facts.
+
+        Raises:
+            WeightsCorrupt: an array holds values that are not finite; nothing was published.
+            ClaimLost: somebody else publishes for this run now; nothing was published.
+            TransportError: the head is already as high; nothing was published.
+            StoreUnavailable: unclear; if `head()` is `version`, it was published.
+            StoreFull: nothing was published.
+        """
+        blob = save(_checked(arrays, version))
+        staging = self._keys.staging(secrets.token_hex(8))
+        meta = {
+            "version": version,
+            "updates": updates,
+            "metadata": dict(metadata or {}),
+            "size_bytes": len(blob),
+            "digest": _digest(blob),
+            "chunks": -(-len(blob) // _CHUNK_BYTES),
+        }
+        try:
+            self._stage(staging, blob, json.dumps(meta))
+            watching = (self._keys.control, self._keys.pins)
+            watched(self._client, watching, lambda pipe: self._move(pipe, staging, version))
+        except TransportError:
+            self._drop(staging)
+            raise
+
+    def head(self) -> int:
+        """The newest published version, 0 if there is none."""
+        return _head(self._client, self._keys)
+
+    def pin(self, version: int, tag: str) -> None:
+        """Keep a version under a name (which moves if it was used), whatever is published later.
+
+        Raises:
+            WeightsGone: it is not kept any more.
+        """
+
+        def once(pipe: Any) -> bool:
+            if not pipe.exists(self._keys.weights(version)):
+                raise WeightsGone(f"weights version {version} cannot be pinned: it is not kept any more")
+            pipe.multi()
+            pipe.hset(self._keys.pins, tag, version)
+            pipe.execute()
+            return True
+
+        watched(self._client, (self._keys.weights(version),), once)
+
+    def unpin(self, tag: str) -> None:
+        """Forget a name; its version goes with the next publish, unless it is new or has another name."""
+        with translated(self._client):
+            self._client.hdel(self._keys.pins, tag)
+
+    def pins(self) -> dict[str, int]:
+        """Tag -> pinned version."""
+        with translated(self._client):
+            return {tag.decode(): int(version) for tag, version in self._client.hgetall(self._keys.pins).items()}
+
+    def _stage(self, staging: str, blob: bytes, meta: str) -> None:
+        view = memoryview(blob)
+        chunks = [view[start : start + _CHUNK_BYTES] for start in range(0, len(blob), _CHUNK_BYTES)]
+        with translated(self._client):
+            for first in range(0, max(1, len(chunks)), _CHUNKS_AT_ONCE):
+                pipe = self._client.pipeline(transaction=False)
+                for number, chunk in enumerate(chunks[first : first + _CHUNKS_AT_ONCE], first):
+                    pipe.hset(staging, f"c{number}", chunk)
+                pipe.hset(staging, "meta", meta)
+                pipe.expire(staging, _STAGING_TTL_S)
+                pipe.execute()
+
+    def _move(self, pipe: Any, staging: str, version: int) -> bool:
+        """The MULTI: everything that makes a version visible."""
+        self._claim.verify_in(pipe)
+        head = int(pipe.hget(self._keys.control, "head") or 0)
+        if version <= head:
+            raise TransportError(f"weights version {version} is not newer than the head ({head}); versions only grow")
+        pinned = {int(value) for value in pipe.hvals(self._keys.pins)}
+        kept = sorted((int(value) for value in pipe.zrange(self._keys.versions, 0, -1)), reverse=True)
+        old = [each for each in kept[self._keep - 1 :] if each not in pinned]
+        pipe.multi()
+        pipe.rename(staging, self._keys.weights(version))
+        pipe.persist(self._keys.weights(version))
+        pipe.zadd(self._keys.versions, {str(version): version})
+        pipe.hset(self._keys.control, "head", version)
+        if old:
+            pipe.zrem(self._keys.versions, *old)
+            pipe.unlink(*(self._keys.weights(each) for each in old))
+        pipe.execute()
+        return True
+
+    def _drop(self, staging: str) -> None:
+        try:
+            with translated(self._client):
+                self._client.unlink(staging)
+        except TransportError:
+            return  # it runs out by itself
+
+
+class WeightsReader:
+    """The end of actors and evaluators; a core.WeightsSource."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._keys = keys
+
+    def head(self) -> int:
+        """The newest published version, 0 if there is none."""
+        return _head(self._client, self._keys)
+
+    def fetch_newer(self, than: int) -> Weights | None:
+        """The head if its version is larger than `than`, verified; else None.
+
+        Raises:
+            WeightsCorrupt: it cannot be used.
+            StoreUnavailable: go on with what you have and try again later.
+        """
+        for _ in range(_FETCH_ATTEMPTS):
+            head = self.head()
+            if head <= than:
+                return None
+            try:
+                return self.fetch(head)
+            except WeightsGone:
+                continue  # published and already replaced while we looked
+        raise WeightsGone(f"weights were replaced {_FETCH_ATTEMPTS} times faster than they could be fetched")
+
+    def fetch(self, version: int) -> Weights:
+        """That version, verified.
+
+        Raises:
+            WeightsGone: it is not kept (any more).
+            WeightsCorrupt: it cannot be used.
+        """
+        meta, chunks = self._chunks(version, 0)
+        if meta is None:
+            raise WeightsGone(f"weights version {version} is not kept")
+        facts = _facts(meta, version)
+        while len(chunks) < facts["chunks"]:
+            meta, more = self._chunks(version, len(chunks))
+            if meta is None:
+                raise WeightsGone(f"weights version {version} went away while it was fetched")
+            chunks += more
+        return _assemble(facts, chunks[: facts["chunks"]], version)
+
+    def _chunks(self, version: int, first: int) -> tuple[bytes | None, list[bytes | None]]:
+        """The meta and the next few chunks, by one command."""
+        names = ["meta", *(f"c{number}" for number in range(first, first + _CHUNKS_AT_ONCE))]
+        with translated(self._client):
+            meta, *chunks = self._client.hmget(self._keys.weights(version), names)
+        return meta, chunks
+
+
+def _head(client: Any, keys: RunKeys) -> int:
+    with translated(client):
+        return int(client.hget(keys.control, "head") or 0)
+
+
+def _checked(arrays: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Contiguous arrays, all finite."""
+    checked = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in checked.items():
+        if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
+            bad = int(array.size - np.count_nonzero(np.isfinite(array)))
+            raise WeightsCorrupt(f"weights version {version} were not published: {name} has {bad} values not finite")
+    return checked
+
+
+def _facts(meta: bytes, version: int) -> dict[str, Any]:
+    try:
+        facts = dict(json.loads(meta))
+        chunks, size = int(facts["chunks"]), int(facts["size_bytes"])
+        sound = facts["version"] == version and chunks == -(-size // _CHUNK_BYTES) >= 0
+        if sound and isinstance(facts["metadata"], dict) and isinstance(facts["updates"], int) and facts["digest"]:
+            return facts
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise WeightsCorrupt(f"weights version {version} cannot be read: their description makes no sense")
+
+
+def _assemble(facts: Mapping[str, Any], chunks: list[bytes | None], version: int) -> Weights:
+    blob = b"".join(chunk or b"" for chunk in chunks)
+    if len(blob) != facts["size_bytes"] or _digest(blob) != facts["digest"]:
+        raise WeightsCorrupt(f"weights version {version} fail their digest")
+    try:
+        return Weights(version, load(blob), facts["updates"], facts["metadata"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise WeightsCorrupt(f"weights version {version} cannot be read: {error}") from error
+
+
+def _digest(blob: bytes) -> str:
+    return hashlib.blake2b(blob, digest_size=16).hexdigest()
