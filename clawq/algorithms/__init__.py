@@ -1,0 +1,1 @@
+"""The learners' algorithms; each comes in through the entry point group `clawq.algorithms`."""

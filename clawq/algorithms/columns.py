@@ -1,0 +1,62 @@
+"""Which columns of one concatenated observation row the policy and the critic see.
+
+A flat observation (key -> [B, ...]) is concatenated once into rows [B, S]: the policy's keys first, then the keys that
+only the critic sees. So the rows are normalised once, the policy's input is a prefix (a view, no copy), and the
+critic's is a few runs of columns. Integer images are taken as plain numbers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clawq.specs import EnvSpec
+
+
+class Columns:
+    """Layout of the concatenated rows of one env spec.
+
+    Attributes:
+        keys: the concatenated keys, in order.
+        size: S.
+        policy_size: width of the policy's input: the first columns.
+        critic_size: width of the critic's observation input.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.keys = spec.policy_keys + tuple(key for key in spec.critic_keys if key not in spec.policy_keys)
+        self.size = sum(spec.obs[key].size for key in self.keys)
+        self.policy_size, self.critic_size = spec.policy_size, spec.critic_size
+        self._critic_runs = _runs(spec, self.keys)
+
+    def rows(self, obs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
+        """Concatenate observations [B, ...] to float32 rows [B, S]; into `out` if it is given."""
+        parts = [obs[key].reshape(obs[key].shape[0], -1) for key in self.keys]
+        if out is None:
+            return torch.cat(parts, 1).float()
+        return torch.cat(parts, 1, out=out)
+
+    def write_critic(self, rows: Tensor, out: Tensor) -> None:
+        """Copy the critic's columns of rows [B, S] to the first columns of `out` [B, critic_size + ...]."""
+        for source, target, width in self._critic_runs:
+            out[:, target : target + width] = rows[:, source : source + width]
+
+
+def _runs(spec: EnvSpec, keys: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    """(source column, target column, width) of the critic's keys, neighbours joined."""
+    starts, at = {}, 0
+    for key in keys:
+        starts[key] = at
+        at += spec.obs[key].size
+    runs: list[tuple[int, int, int]] = []
+    target = 0
+    for key in spec.critic_keys:
+        width = spec.obs[key].size
+        if runs and runs[-1][0] + runs[-1][2] == starts[key]:
+            source, first, joined = runs.pop()
+            runs.append((source, first, joined + width))
+        else:
+            runs.append((starts[key], target, width))
+        target += width
+    return runs

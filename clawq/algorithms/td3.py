@@ -1,0 +1,78 @@
+"""TD3 (Fujimoto, van Hoof, Meger 2018, arXiv:1802.09477): options and plugin.
+
+Twin critics, target networks, delayed policy updates and target smoothing; observation normalisation, gradient
+clipping, a linear learning-rate decay and an average of the actor for publishing beside them. The recipe of parallel
+off-policy actors with a ladder of noise is PQL's (Li et al. 2023, arXiv:2307.12983).
+
+This module is light: torch is imported when an algorithm or a policy is made, so that a configuration can be checked
+without it. The update is in `td3_learner`, the actor's side in `td3_policy`.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from clawq.config import Fraction, Positive, Section
+from clawq.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from clawq.algorithms.td3_learner import Td3
+    from clawq.algorithms.td3_policy import Td3Policy
+
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+
+
+class Td3Options(Section):
+    """Options of TD3. Discount, n-step and reward scale belong to the `replay` section.
+
+    Attributes:
+        hidden: widths of the hidden layers, of actor and critics.
+        lr_actor: Adam's step size for the actor.
+        lr_critic: for the critics.
+        lr_final_fraction: share of the step sizes that is left at the end of the budget (linear decay); 1 = constant.
+        tau: share of the online networks taken into the targets at each policy update.
+        policy_delay: critic updates for each update of the policy and the targets.
+        target_noise: standard deviation of the smoothing noise on target actions, in policy space.
+        target_noise_clip: bound of that noise.
+        grad_clip: largest gradient norm (actor and critics each); null = no limit.
+        normalize_obs: normalise observations by running statistics.
+        obs_clip: bound of normalised observations, in standard deviations.
+        average_decay: decay of the average of the actor that is published, per policy update; 0 = publish the actor.
+        fast_matmul: let matrix products round their inputs (bfloat16 on CPUs with AMX or AVX512-BF16, TF32 on CUDA)
+            and accumulate in float32; without such hardware it changes nothing.
+    """
+
+    hidden: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=8)] = (256, 256)
+    lr_actor: LearningRate = 1e-3
+    lr_critic: LearningRate = 1e-3
+    lr_final_fraction: Fraction = 1.0
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.01
+    policy_delay: Positive = 2
+    target_noise: Annotated[float, Field(ge=0, le=2)] = 0.2
+    target_noise_clip: Annotated[float, Field(ge=0, le=2)] = 0.5
+    grad_clip: Annotated[float, Field(gt=0)] | None = 10.0
+    normalize_obs: bool = True
+    obs_clip: Annotated[float, Field(gt=0)] = 5.0
+    average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    fast_matmul: bool = False
+
+
+class Td3Plugin:
+    """Entry point `td3` of `clawq.algorithms`; implements core.AlgorithmPlugin."""
+
+    Options = Td3Options
+
+    def make_algorithm(self, spec: EnvSpec, options: Any, device: str, seed: int) -> "Td3":
+        """The learner's side, on a torch device; the seed fixes initial weights and smoothing noise."""
+        from clawq.algorithms.td3_learner import Td3
+
+        return Td3(spec, options, device, seed)
+
+    def make_policy(self, spec: EnvSpec, options: Any) -> "Td3Policy":
+        """The actor's side, on the CPU; `load` weights before the first `act`."""
+        from clawq.algorithms.td3_policy import Td3Policy
+
+        return Td3Policy(spec, options)
+
+
+plugin = Td3Plugin()

@@ -1,0 +1,1 @@
+"""Composition roots: what runs as a process of its own."""
