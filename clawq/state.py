@@ -43,6 +43,7 @@ class ServerState:
         pid: process whose end ends the servers.
         started: start of that process, in a form that a reused pid cannot have (see `process_start`).
         written_s: wall clock, for people.
+        owner: what that process is: `redis` for `clawq redis start`, else in words, as `run hand-reach-s0`.
     """
 
     broker_url: str
@@ -50,15 +51,16 @@ class ServerState:
     pid: int
     started: str
     written_s: float
+    owner: str = "redis"
 
     @classmethod
-    def of(cls, broker_url: str, data_url: str, pid: int | None = None) -> Self:
+    def of(cls, broker_url: str, data_url: str, pid: int | None = None, owner: str = "redis") -> Self:
         """The state of servers owned by `pid` (this process if None). Raises ProcessLookupError if it is gone."""
         pid = os.getpid() if pid is None else pid
         started = process_start(pid)
         if started is None:
             raise ProcessLookupError(pid)
-        return cls(broker_url, data_url, pid, started, time.time())
+        return cls(broker_url, data_url, pid, started, time.time(), owner)
 
     @property
     def alive(self) -> bool:
@@ -76,7 +78,7 @@ class ServerState:
             other = self.read(folder)
             if other is not None and (other.pid, other.started) != (self.pid, self.started):
                 raise UserError(
-                    f"clawq's Redis already runs on this machine (process {other.pid}); "
+                    f"clawq's Redis already runs on this machine (process {other.pid}, {other.owner}); "
                     "use it, or stop it with `clawq redis stop` or by ending that run"
                 )
             return _replace(_file(folder), json.dumps(asdict(self)))

@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status and never raises."""
+    """Run the command line and return the exit status; when stdout's reader has gone, click ends the process."""
     try:
         status = cli.main(arguments, prog_name="clawq", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -102,10 +102,6 @@ def run(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader (`clawq status | head`) has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_INTERRUPTED
     except Exception:
         traceback.print_exc()
         click.echo("\nThis is a bug in clawq; please report it with the lines above.", err=True)

@@ -1,0 +1,120 @@
+"""The rules that hold the parts together: what importing loads, what the layers may know, what must not be written."""
+
+import ast
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+import clawq
+from clawq.config_file import load_config
+from clawq.plugins import GROUPS, installed, load
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted([*ROOT.glob("clawq/**/*.py"), *ROOT.glob("plugins/*/clawq_*/**/*.py")])
+MODULES = [module.name for module in pkgutil.walk_packages(clawq.__path__, "clawq.")]
+BUILT_IN = [
+    (plugin.group, plugin.name)
+    for group in GROUPS
+    for plugin in installed(group)
+    if plugin.distribution.startswith("clawq")
+]
+
+#: module -> what importing it must not load.
+LIGHT = {
+    "clawq": ("torch", "redis", "celery", "gymnasium", "numpy", "pydantic"),
+    "clawq.core": ("torch", "redis", "celery", "gymnasium"),
+    "clawq.config_file": ("torch", "redis", "celery", "gymnasium"),
+    "clawq.metrics": ("torch", "redis", "celery", "gymnasium", "tensorboard"),
+    "clawq.state": ("torch", "redis", "celery", "gymnasium", "pydantic"),
+    "clawq.control.app": ("torch", "gymnasium", "mujoco"),
+    "clawq.control.tasks": ("torch", "gymnasium", "mujoco"),
+    "clawq.programs.probe": ("torch", "redis", "celery", "gymnasium"),
+    "clawq_hands": ("torch", "redis", "celery", "gymnasium", "mujoco"),
+}
+
+#: What must not stand in the source, and why. C56 is among them.
+FORBIDDEN = {
+    r"^\s*(import|from) (pickle|cloudpickle|dill|marshal|shelve)\b": "pickle: nothing that is read may name code",
+    r"\bpickle\.|allow_pickle\s*=\s*True": "pickle",
+    r"weights_only\s*=\s*False": "torch.load with code in the file",
+    r"\byaml\.(unsafe_)?load\(|typ=.unsafe": "YAML that makes objects",
+    r"(?<![.\w])(eval|exec)\(": "evaluating text",
+    r"except( Exception| BaseException)?:\s*(#.*)?\n\s*pass\b": "swallowing whatever happens",
+    r"^from clawq import (?!__version__$|config\b)|^import clawq$": "import from the module, not from __init__ (cycles)",
+}
+
+
+def isort_order(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, each by name: the order that ruff keeps (RUF022)."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+@pytest.mark.parametrize(("module", "heavy"), LIGHT.items())
+def test_importing_a_light_module_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
+    program = f"import sys, {module}; print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_imports_and_its_public_names_are_sorted_and_there(module: str) -> None:
+    names = getattr(importlib.import_module(module), "__all__", [])
+    assert list(names) == sorted(names, key=isort_order)
+    assert [name for name in names if not hasattr(sys.modules[module], name)] == []
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/*.yaml")), ids=lambda file: file.name)
+def test_every_shipped_configuration_loads_and_begins_with_what_to_expect(file: Path) -> None:
+    config = load_config(file)
+    assert file.read_text().startswith("#")
+    assert file.stem == config.name.replace("-", "_")
+
+
+@pytest.mark.parametrize(("group", "name"), BUILT_IN)
+def test_every_built_in_plugin_loads(group: str, name: str) -> None:
+    plugin = load(group, name)
+    if group in {"environments", "algorithms"}:
+        assert plugin.Options.model_config.get("frozen")
+        assert plugin.Options.model_config.get("extra") == "forbid"
+
+
+def test_every_group_that_clawq_registers_is_known() -> None:
+    points = [point for found in distributions() for point in found.entry_points]
+    ours = {point.group for point in points if point.group.startswith("clawq.")}
+    assert ours
+    assert ours <= {f"clawq.{group}" for group in GROUPS}
+
+
+@pytest.mark.parametrize("pattern", FORBIDDEN)
+def test_forbidden_words_are_not_in_the_source(pattern: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match.group().strip()}"
+        for file in SOURCES
+        for text in [file.read_text()]
+        for match in re.finditer(pattern, text, flags=re.MULTILINE)
+    ]
+    assert found == [], FORBIDDEN[pattern]
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_module_opens_with_what_it_is(file: Path) -> None:
+    assert ast.get_docstring(ast.parse(file.read_text())), "no module docstring"
+
+
+def test_redis_keys_are_spelled_in_one_module() -> None:
+    spelled = [file.relative_to(ROOT).as_posix() for file in SOURCES if re.search(r'[^"]"clawq:', file.read_text())]
+    # kombu's own keys on the broker get their prefix from Celery's settings.
+    assert set(spelled) <= {"clawq/transport/keys.py", "clawq/control/queues.py"}
+
+
+def test_the_layers_hold() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
