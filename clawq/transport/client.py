@@ -60,8 +60,6 @@ def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
             health_check_interval=0,
             # CLIENT SETINFO would cost two more round trips for each connection and is unknown to older servers.
             driver_info=None,
-            lib_name=None,
-            lib_version=None,
             command_packer=_packer(),
         )
     except (ValueError, TypeError) as error:
