@@ -1,0 +1,191 @@
+"""What became of every stream entry, exactly, up to where the learner has settled.
+
+An entry is *settled* when nothing can happen to it any more: its fragment is in the ring, or it was refused, or it is a
+repetition. Entries of a slot are settled in the order of its stream, so the ledger's cursor of a slot says: all up to
+here is counted in here, and nothing after it. A checkpoint that holds the ledger's state can therefore be resumed by
+reading on from its cursors, and no fragment is lost, taken twice, or counted twice.
+
+Marks: (slot, epoch) -> highest seq. An entry at or below its mark is a repetition.
+
+Sums of env steps come from the actor's cumulative counters in the headers: what was packed (`produced`) but was neither
+settled here nor dropped by the actor is `unaccounted` (lost in a stream that went away, or in refused bytes).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawq.types import FragmentMeta
+
+#: Epochs remembered for one slot. An entry of an epoch older than all of these is taken for a repetition.
+KEPT_EPOCHS = 16
+#: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
+MOST_REASONS = 16
+
+
+class Marks:
+    """High-water marks: which (slot, epoch, seq) were seen already."""
+
+    def __init__(self, state: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        self._seq = {slot: dict(epochs) for slot, epochs in (state or {}).items()}
+
+    def is_new(self, slot: str, epoch: int, seq: int) -> bool:
+        """True unless this entry, or a later one of its epoch, was seen."""
+        epochs = self._seq.get(slot, {})
+        if epoch in epochs:
+            return seq > epochs[epoch]
+        return len(epochs) < KEPT_EPOCHS or epoch > min(epochs)
+
+    def last(self, slot: str, epoch: int) -> int:
+        """Highest seq seen of that epoch, 0 if none."""
+        return self._seq.get(slot, {}).get(epoch, 0)
+
+    def advance(self, slot: str, epoch: int, seq: int) -> list[int]:
+        """Note a new entry; returns the epochs of the slot that were forgotten for it."""
+        epochs = self._seq.setdefault(slot, {})
+        epochs[epoch] = seq
+        forgotten = sorted(epochs)[:-KEPT_EPOCHS]
+        for old in forgotten:
+            del epochs[old]
+        return forgotten
+
+    def state(self) -> dict[str, dict[int, int]]:
+        """Of each slot and epoch the highest seq; a copy."""
+        return {slot: dict(epochs) for slot, epochs in self._seq.items()}
+
+
+@dataclass(slots=True)
+class Counts:
+    """Settled entries by what became of them, and env steps by the headers.
+
+    entries = committed + duplicates + all of rejected, always.
+
+    Attributes:
+        entries: settled in all.
+        committed: fragments that are in the ring.
+        committed_steps: their env steps T·N, valid or not.
+        duplicates: repetitions, ignored.
+        rejected: fragments refused, by reason.
+        gap_fragments: seq numbers that never came (dropped by the actor, or lost).
+        produced_steps: env steps that actors packed into fragments.
+        dropped_steps: of these, dropped by the actors' outboxes, by reason.
+        refused_steps: of these, in fragments that were refused (where the header could be believed).
+        unaccounted_steps: of these, none of the above.
+    """
+
+    entries: int = 0
+    committed: int = 0
+    committed_steps: int = 0
+    duplicates: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    gap_fragments: int = 0
+    produced_steps: int = 0
+    dropped_steps: dict[str, int] = field(default_factory=dict)
+    refused_steps: int = 0
+    unaccounted_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of one entry.
+
+    Attributes:
+        epoch: of the entry.
+        seq: of the entry.
+        outcome: `committed`, `duplicate`, or the reason of the refusal.
+        meta: the header, where it can be believed.
+    """
+
+    epoch: int
+    seq: int
+    outcome: str
+    meta: FragmentMeta | None = None
+
+
+class Ledger:
+    """Marks, cursors and counts of what was settled.
+
+    Args:
+        state: what `state_dict` gave, to go on from a checkpoint.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        state = state or {}
+        self.marks = Marks(state.get("marks"))
+        self.cursors: dict[str, str] = dict(state.get("cursors", {}))
+        self.counts = Counts(**state.get("counts", {}))
+        self.counts.rejected = dict(self.counts.rejected)
+        self.counts.dropped_steps = dict(self.counts.dropped_steps)
+        #: (slot, epoch) -> the newest header's cumulative `produced` and `dropped`.
+        self._produced: dict[tuple[str, int], int] = {(s, e): n for s, e, n in state.get("produced", [])}
+        self._dropped: dict[tuple[str, int], dict[str, int]] = {(s, e): dict(d) for s, e, d in state.get("dropped", [])}
+
+    def settle(self, slot: str, settled: Settled) -> None:
+        """Count one entry; entries of a slot must come in the order of its stream."""
+        counts = self.counts
+        counts.entries += 1
+        if settled.outcome == "duplicate":
+            counts.duplicates += 1
+            return
+        counts.gap_fragments += settled.seq - self.marks.last(slot, settled.epoch) - 1
+        for old in self.marks.advance(slot, settled.epoch, settled.seq):
+            self._produced.pop((slot, old), None)
+            self._dropped.pop((slot, old), None)
+        self.cursors[slot] = f"{settled.epoch}-{settled.seq}"
+        steps = settled.meta.steps * settled.meta.envs if settled.meta else 0
+        if settled.outcome == "committed":
+            counts.committed += 1
+            counts.committed_steps += steps
+        else:
+            _add(counts.rejected, settled.outcome, 1)
+            counts.refused_steps += steps
+        if settled.meta is not None:
+            self._count_steps((slot, settled.epoch), settled.meta, steps)
+
+    def _count_steps(self, key: tuple[str, int], meta: FragmentMeta, steps: int) -> None:
+        """Add what the actor's cumulative counters grew by since its last header."""
+        produced = max(0, meta.produced - self._produced.get(key, 0))
+        before, dropped = self._dropped.get(key, {}), 0
+        for reason, total in meta.dropped.items():
+            grown = max(0, total - before.get(reason, 0))
+            _add(self.counts.dropped_steps, reason, grown)
+            dropped += grown
+        self.counts.produced_steps += produced
+        # An actor may tell of drops before the fragments around them: what is missing never counts twice.
+        self.counts.unaccounted_steps += produced - dropped - steps
+        self._produced[key] = meta.produced
+        if meta.dropped:
+            self._dropped[key] = dict(meta.dropped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as dicts, lists, strings and integers; a copy."""
+        counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
+        counts["rejected"], counts["dropped_steps"] = dict(self.counts.rejected), dict(self.counts.dropped_steps)
+        return {
+            "marks": self.marks.state(),
+            "cursors": dict(self.cursors),
+            "counts": counts,
+            "produced": [[slot, epoch, n] for (slot, epoch), n in self._produced.items()],
+            "dropped": [[slot, epoch, dict(d)] for (slot, epoch), d in self._dropped.items()],
+        }
+
+    def check_valid(self) -> tuple[bool, str]:
+        """Do the sums agree? (True, "") or (False, what is wrong)."""
+        c = self.counts
+        if c.entries != c.committed + c.duplicates + sum(c.rejected.values()):
+            return False, f"entries differ from their outcomes: {c}"
+        told = c.committed_steps + sum(c.dropped_steps.values()) + c.refused_steps + c.unaccounted_steps
+        if c.produced_steps != told:
+            return False, f"env steps produced differ from what became of them: {c}"
+        if c.gap_fragments < 0:
+            return False, f"negative gap: {c}"
+        for slot, cursor in self.cursors.items():
+            epoch, seq = map(int, cursor.split("-"))
+            if self.marks.last(slot, epoch) != seq:
+                return False, f"cursor {cursor} of {slot} is not its mark"
+        return True, ""
+
+
+def _add(sums: dict[str, int], reason: str, count: int) -> None:
+    key = reason if reason in sums or len(sums) < MOST_REASONS else "other"
+    sums[key] = sums.get(key, 0) + count

@@ -1,0 +1,361 @@
+"""The replay ring: env steps as tensors on the learner's device, each observation stored once.
+
+Rows have absolute positions that only grow; a row lies in slot `position % capacity`, and the rows from `oldest` up to
+(not including) `head` are live. A fragment takes
+
+    T·N step rows (time first, then env) | one row for each boundary's final_obs | N tail rows: obs[T]
+
+`hop` is the distance from a step row to the row whose obs came after its action: N rows on, or the final_obs row of a
+boundary, or the tail row. Only step rows that are valid are ever sampled; n-step returns walk along `hop` (nstep.py).
+
+Seams: when the next fragment of the same slot comes, its first rows take the place of the tail rows if those are still
+the newest rows of the ring; otherwise the last step rows are relinked to the new first rows. Either way n-step returns
+cross the seam. Links are made only where the new first obs equals the tail, so whatever an actor leaves out between two
+fragments, no false transition comes about.
+
+Guarantees: a successor is always newer than its row, so the successor of a live row is live; `size` is exact. Used by
+the learner's thread alone. Does not know duplicates (consumer), what is sampled (samplers), nor returns (nstep).
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from clawq.errors import ConfigError
+from clawq.replay.columns import Column, pieces
+from clawq.replay.seams import Placed, joined_envs
+from clawq.replay.validation import check_schema
+from clawq.specs import ArraySpec, EnvSpec
+from clawq.types import Array, BoolArray, Fragment
+
+#: Columns beside obs, action and extras: name -> dtype.
+SCALARS = {
+    "reward": "float32",
+    "terminated": "bool",
+    "truncated": "bool",
+    "valid": "bool",
+    "hop": "int32",
+    "weights_version": "int32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """Figures of a ring, for metrics.
+
+    Attributes:
+        size: valid env steps that can be sampled.
+        rows: live rows, with final and tail rows and invalid ones.
+        head: position of the next row.
+        inserted: valid env steps inserted since the ring was made.
+        voided: of these, rows that were declared void later.
+        size_bytes: memory of all columns.
+    """
+
+    size: int
+    rows: int
+    head: int
+    inserted: int
+    voided: int
+    size_bytes: int
+
+
+class ReplayRing:
+    """A ring of `capacity` rows.
+
+    Args:
+        spec: what the env shows and takes.
+        capacity: rows; env steps, final and tail rows (with several slots about 2 % more rows than env steps).
+        device: where the tensors are.
+        extras: per-step policy outputs to keep: name -> spec without T, N.
+
+    Attributes:
+        obs: key -> column [capacity, ...].
+        extras: name -> column [capacity, ...].
+        columns: `action` float32 [capacity, A] and the columns of SCALARS, each [capacity].
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        capacity: int,
+        device: str | torch.device = "cpu",
+        extras: Mapping[str, ArraySpec] | None = None,
+    ) -> None:
+        if not 2 <= capacity < 2**31:
+            raise ConfigError("replay", [f"capacity: {capacity} rows; allowed are 2..{2**31 - 1}"])
+        self.spec, self.capacity, self.device = spec, capacity, torch.device(device)
+        self._extras = dict(extras or {})
+        self.obs = {key: Column(capacity, one, self.device) for key, one in spec.obs.items()}
+        self.extras = {name: Column(capacity, one, self.device) for name, one in self._extras.items()}
+        self.columns = {"action": Column(capacity, ArraySpec((spec.action.size,)), self.device)}
+        for name, dtype in SCALARS.items():
+            # Samplers pick rows on the host, without asking the device: `valid` has a mirror there.
+            self.columns[name] = Column(capacity, ArraySpec((), dtype), self.device, mirrored=name == "valid")
+        self._head = self._oldest = self._size = self._inserted = self._voided = 0
+        self._newest = (0, 0)
+        self._order: deque[Placed] = deque()
+        self._by_slot: dict[str, deque[Placed]] = {}
+
+    # --- what is in it ------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int:
+        """Position of the next row."""
+        return self._head
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest live row."""
+        return self._oldest
+
+    @property
+    def size(self) -> int:
+        """Rows that can be sampled: valid env steps."""
+        return self._size
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows that are live, 0..1."""
+        return (self._head - self._oldest) / self.capacity
+
+    @property
+    def inserted(self) -> int:
+        """Valid env steps inserted since the ring was made."""
+        return self._inserted
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Positions [first, one past the last) of the T·N step rows of the fragment inserted last."""
+        return self._newest
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Device bytes of one row."""
+        return forecast_bytes(self.spec, 1, self._extras)
+
+    @property
+    def state(self) -> RingState:
+        """Figures for metrics."""
+        return RingState(
+            size=self._size,
+            rows=self._head - self._oldest,
+            head=self._head,
+            inserted=self._inserted,
+            voided=self._voided,
+            size_bytes=self.bytes_per_row * self.capacity,
+        )
+
+    @property
+    def valid_slots(self) -> BoolArray:
+        """Can the row in each slot be sampled? Bool [capacity] on the host; a view, do not write."""
+        valid = self.columns["valid"].host
+        assert valid is not None  # mirrored: always on the host
+        return valid
+
+    def sampleable_rows(self) -> Array:
+        """Positions of all rows that can be sampled, ascending, int64 [size]."""
+        slots = np.flatnonzero(self.valid_slots)
+        # The positions of a full turn of slots, counted from the oldest row.
+        return np.sort(self._oldest + (slots - self._oldest) % self.capacity)
+
+    def obs_at(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Key -> obs [R, ...] of live rows, int64 [R] on any device (final and tail rows too)."""
+        slots = rows.to(self.device) % self.capacity
+        return {key: column.tensor.index_select(0, slots) for key, column in self.obs.items()}
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def insert(self, fragment: Fragment) -> int:
+        """Write a fragment, after voiding the earlier rows that its header names.
+
+        Args:
+            fragment: decoded and checked; its arrays are copied, never kept.
+
+        Returns:
+            The number of valid rows written.
+
+        Raises:
+            SpecMismatch: an array is not what spec and header say; the ring is unchanged.
+            ConfigError: the fragment is larger than half the ring; the ring is unchanged.
+        """
+        check_schema(self.spec, self._extras, fragment)
+        meta = fragment.meta
+        ends = np.flatnonzero(fragment.boundary)
+        steps = meta.steps * meta.envs
+        self._refuse_too_large(steps + len(ends) + meta.envs)
+        for notice in meta.voided:
+            self.void(meta.slot, meta.epoch, notice.env, notice.seq, notice.t)
+
+        previous = self._previous(meta.slot)
+        joined = joined_envs(previous, fragment)
+        if previous is not None and joined.all() and previous.tail + meta.envs == self._head:
+            self._head = previous.tail
+        start = self._head
+        self._make_room(steps + len(ends) + meta.envs)
+        valid = self._write(start, fragment, ends)
+        if previous is not None:
+            self._relink(previous, start, joined)
+        self._remember(Placed.of(fragment, start, tail=start + steps + len(ends)), previous)
+        self._newest = (start, start + steps)
+        self._size += valid
+        self._inserted += valid
+        return valid
+
+    def void(self, slot: str, epoch: int, env: int, seq: int, t: int) -> int:
+        """Make the rows of one env, from step `t` of fragment `seq` on, unsampleable (see types.Voided).
+
+        Rows that are not in the ring any more, or never were, are passed over.
+
+        Returns:
+            How many rows that could be sampled cannot be any more.
+        """
+        voided = 0
+        for placed in self._by_slot.get(slot, ()):
+            if placed.epoch != epoch or placed.seq < seq or env >= placed.envs:
+                continue
+            rows = placed.rows_of(env, first_t=t if placed.seq == seq else 0)
+            slots = rows[rows >= self._oldest] % self.capacity
+            voided += int(np.count_nonzero(self.valid_slots[slots]))
+            self.columns["valid"].put(slots, False)
+        self._size -= voided
+        self._voided += voided
+        return voided
+
+    def _refuse_too_large(self, rows: int) -> None:
+        if rows > self.capacity // 2:
+            raise ConfigError(
+                "replay",
+                [
+                    f"capacity: a fragment needs {rows} rows, more than half of the ring's {self.capacity}; raise "
+                    "replay.capacity, or make fragments smaller (actors.fragment_bytes, environment.num_envs)"
+                ],
+            )
+
+    def _previous(self, slot: str) -> Placed | None:
+        """The newest fragment of the slot in the ring."""
+        placed = self._by_slot.get(slot)
+        return placed[-1] if placed else None
+
+    def _make_room(self, rows: int) -> None:
+        """Move the head on by `rows`, forgetting what they overwrite."""
+        for start, stop, _ in pieces(self._head % self.capacity, rows, self.capacity):
+            self._size -= int(np.count_nonzero(self.valid_slots[start:stop]))
+        self._head += rows
+        self._oldest = max(self._oldest, self._head - self.capacity)
+        while self._order and self._order[0].last_row < self._oldest:
+            expired = self._order.popleft()
+            of_slot = self._by_slot[expired.slot]
+            of_slot.popleft()
+            if not of_slot:
+                del self._by_slot[expired.slot]
+
+    def _write(self, start: int, fragment: Fragment, ends: Array) -> int:
+        """Write all rows of a fragment from position `start` on; returns how many are valid."""
+        meta, columns = fragment.meta, self.columns
+        steps, envs, spare = meta.steps * meta.envs, meta.envs, len(ends) + meta.envs
+        at = start % self.capacity
+        after = (start + steps) % self.capacity
+        tail = (start + steps + len(ends)) % self.capacity
+        for key, column in self.obs.items():
+            column.write(at, _rows(fragment.obs[key][:-1]))
+            column.write(after, fragment.final_obs[key])
+            column.write(tail, fragment.obs[key][-1])
+        for name, column in self.extras.items():
+            column.write(at, _rows(fragment.extras[name]))
+        for name in ("action", "reward", "terminated", "truncated", "valid"):
+            columns[name].write(at, _rows(getattr(fragment, name)))
+        columns["weights_version"].fill(at, steps, meta.weights_version)
+        columns["hop"].write(at, hops(meta.steps, envs, ends))
+        # Final and tail rows hold an obs only. Their other columns keep old content that nobody reads.
+        columns["valid"].fill(after, spare, False)
+        columns["hop"].fill(after, spare, 0)
+        return int(np.count_nonzero(fragment.valid))
+
+    def _relink(self, previous: Placed, start: int, joined: BoolArray) -> None:
+        """Lead the last steps of the joined envs (bool [N]) on to the first rows of their next fragment."""
+        if previous.tail == start:
+            return  # the new rows lie where the tail rows lay: the links are right as they are
+        rows = previous.last_row - previous.envs + 1 + np.flatnonzero(joined & previous.running)
+        # The new fragment may have overwritten them already.
+        slots = rows[rows >= self._oldest] % self.capacity
+        if len(slots):
+            self.columns["hop"].put(slots, start - (previous.last_row - previous.envs + 1))
+
+    def _remember(self, placed: Placed, previous: Placed | None) -> None:
+        if previous is not None:
+            previous.forget_seam()
+        self._order.append(placed)
+        self._by_slot.setdefault(placed.slot, deque()).append(placed)
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def check_valid(self) -> tuple[bool, str]:
+        """Do all invariants hold? For tests and post-mortems; reads the whole ring.
+
+        Returns:
+            (True, "") or (False, what is wrong).
+        """
+        live = self._head - self._oldest
+        if not 0 <= live <= self.capacity:
+            return False, f"{live} live rows in a ring of {self.capacity}"
+        valid = self.columns["valid"].tensor.cpu().numpy()
+        if not np.array_equal(valid, self.valid_slots):
+            return False, "the host's mirror of `valid` differs from the device's"
+        if int(valid.sum()) != self._size:
+            return False, f"size {self._size}, but {int(valid.sum())} rows are marked valid"
+        rows = self.sampleable_rows()
+        if len(rows) and not (self._oldest <= rows[0] and rows[-1] < self._head):
+            return False, "a row outside of the live rows is marked valid"
+        hop = self.columns["hop"].numpy()[rows % self.capacity]
+        if len(rows) and not ((hop > 0).all() and (rows + hop < self._head).all()):
+            return False, "a valid row has no live successor"
+        return self._check_placed(rows)
+
+    def _check_placed(self, rows: Array) -> tuple[bool, str]:
+        """Are the remembered fragments disjoint, in order, live, and the only ones that own valid rows?"""
+        owned, end = 0, -1
+        for placed in self._order:
+            if placed.start <= end or placed.last_row < self._oldest or placed.last_row >= self._head:
+                return False, f"{placed.slot} {placed.epoch}-{placed.seq} overlaps, or is not live"
+            end = placed.last_row
+            owned += int(np.count_nonzero((rows >= placed.start) & (rows <= end)))
+        if owned != len(rows):
+            return False, f"{len(rows) - owned} valid rows belong to no remembered fragment"
+        if sum(map(len, self._by_slot.values())) != len(self._order) or not all(self._by_slot.values()):
+            return False, "fragments by slot and fragments by age differ"
+        return True, ""
+
+
+def hops(steps: int, envs: int, ends: Array) -> Array:
+    """Distance from each step row to the row of the obs that came after it.
+
+    Args:
+        steps: T.
+        envs: N.
+        ends: flat indices (t·N + env) of the boundaries, ascending.
+
+    Returns:
+        int32 [T·N].
+    """
+    total = steps * envs
+    hop = np.full(total, envs, np.int32)
+    hop[total - envs :] += len(ends)  # tail rows lie behind the final rows
+    hop[ends] = total + np.arange(len(ends)) - ends
+    return hop
+
+
+def forecast_bytes(spec: EnvSpec, capacity: int, extras: Mapping[str, ArraySpec] | None = None) -> int:
+    """Device bytes that a ring of `capacity` rows takes."""
+    obs = sum(one.nbytes for one in spec.obs.values())
+    more = sum(one.nbytes for one in (extras or {}).values())
+    scalars = sum(np.dtype(dtype).itemsize for dtype in SCALARS.values())
+    return capacity * (obs + more + 4 * spec.action.size + scalars)
+
+
+def _rows(array: Array) -> Array:
+    """[T, N, ...] -> [T·N, ...]; a view where the array is contiguous, as decoded columns are."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])

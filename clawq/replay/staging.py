@@ -1,0 +1,195 @@
+"""Between the consumer's thread and the learner: a queue bounded by bytes, and the order in which entries are settled.
+
+    thread:   wait_for_room(...) -> put(entry, fragment)      or  drop(entry, outcome)
+    learner:  take(...) -> ring.insert(staged.fragment) -> commit(staged)
+
+Entries stay open from `put` to `commit`. The ledger moves over an entry only when all before it in its stream are
+settled, so its cursors never pass a fragment that is not in the ring. One lock; any thread may call any method.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clawq.core import Entry
+from clawq.replay.ledger import Counts, Ledger, Settled
+from clawq.types import Fragment, FragmentMeta
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """A fragment that waits to be committed.
+
+    Attributes:
+        fragment: decoded; its arrays are views of the entry's payload.
+        entry: where it was, and its bytes.
+    """
+
+    fragment: Fragment
+    entry: Entry
+
+    @property
+    def id(self) -> str:
+        """The stream id."""
+        return f"{self.entry.epoch}-{self.entry.seq}"
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """One entry that was read, in the order of its stream; `settled` is None until its fate is known."""
+
+    epoch: int
+    seq: int
+    settled: Settled | None
+
+
+class Staging:
+    """The bounded queue and the ledger behind it.
+
+    Args:
+        most_bytes: most payload bytes queued; one fragment is always let in.
+        state: the ledger's state in a checkpoint to go on from.
+    """
+
+    def __init__(self, most_bytes: int, state: Mapping[str, Any] | None = None) -> None:
+        self._most_bytes = most_bytes
+        self._ledger = Ledger(state)
+        self._changed = threading.Condition()
+        self._queue: deque[Staged] = deque()
+        self._queued_bytes = 0
+        self._open: dict[str, deque[_Open]] = {}
+        self._closed = False
+        self._failure: BaseException | None = None
+
+    def wait_for_room(self, size_bytes: int, when_full: Callable[[], None]) -> bool:
+        """Wait until `size_bytes` fit; False if the queue was closed. Calls `when_full` once before it waits."""
+        with self._changed:
+            if self._has_room(size_bytes):
+                return not self._closed
+        when_full()
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room(size_bytes) or self._closed)
+            return not self._closed
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self._queue or self._queued_bytes + size_bytes <= self._most_bytes
+
+    def put(self, entry: Entry, fragment: Fragment) -> None:
+        """Queue a fragment that is fit to be used."""
+        with self._changed:
+            self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, None))
+            self._queue.append(Staged(fragment, entry))
+            self._queued_bytes += len(entry.payload)
+            self._changed.notify_all()
+
+    def drop(self, entry: Entry, outcome: str, meta: FragmentMeta | None = None) -> None:
+        """Note an entry that will not be used: `duplicate`, or the reason of its refusal (meta: if believable)."""
+        settled = Settled(entry.epoch, entry.seq, outcome, meta)
+        with self._changed:
+            self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, settled))
+            self._advance(entry.slot)
+
+    def take(self, most: int, timeout_s: float) -> list[Staged]:
+        """Up to `most` fragments in the order of reading; waits up to `timeout_s` for the first.
+
+        Raises what `fail` was given, once nothing is left to take.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._failure or self._closed, timeout_s)
+            if self._failure is not None and not self._queue:
+                raise self._failure
+            taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+            self._queued_bytes -= sum(len(staged.entry.payload) for staged in taken)
+            self._changed.notify_all()
+            return taken
+
+    def next_steps(self) -> int | None:
+        """T·N of the fragment that `take` would give first, or None."""
+        with self._changed:
+            if not self._queue:
+                return None
+            meta = self._queue[0].fragment.meta
+            return meta.steps * meta.envs
+
+    def commit(self, staged: Staged) -> None:
+        """Settle a taken fragment as committed. Raises ValueError if it is not open."""
+        entry = staged.entry
+        with self._changed:
+            for one in self._open.get(entry.slot, ()):
+                if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
+                    one.settled = Settled(entry.epoch, entry.seq, "committed", staged.fragment.meta)
+                    break
+            else:
+                raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")
+            self._advance(entry.slot)
+
+    def _advance(self, slot: str) -> None:
+        """Move the ledger over the settled entries at the front of a slot's stream."""
+        entries = self._open[slot]
+        while entries and (settled := entries[0].settled) is not None:
+            entries.popleft()
+            self._ledger.settle(slot, settled)
+        if not entries:
+            del self._open[slot]
+
+    def close(self) -> None:
+        """Let nobody wait any more; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Let `take` raise `error` once the queue is empty."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What `fail` was given."""
+        return self._failure
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Fragments queued, and their payload bytes."""
+        with self._changed:
+            return len(self._queue), self._queued_bytes
+
+    @property
+    def cursors(self) -> dict[str, str]:
+        """Of each slot the id up to which everything is settled; a copy."""
+        with self._changed:
+            return dict(self._ledger.cursors)
+
+    @property
+    def marks(self) -> dict[str, dict[int, int]]:
+        """Of each slot and epoch the highest seq settled; a copy."""
+        with self._changed:
+            return self._ledger.marks.state()
+
+    @property
+    def counts(self) -> Counts:
+        """What became of all settled entries; a copy."""
+        with self._changed:
+            counts = self._ledger.counts
+            return replace(counts, rejected=dict(counts.rejected), dropped_steps=dict(counts.dropped_steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger's state."""
+        with self._changed:
+            return self._ledger.state_dict()
+
+    def check_valid(self) -> tuple[bool, str]:
+        """Do queue, open entries and ledger agree? (True, "") or (False, what is wrong)."""
+        with self._changed:
+            if self._queued_bytes != sum(len(staged.entry.payload) for staged in self._queue):
+                return False, "queued bytes do not add up"
+            for slot, entries in self._open.items():
+                if not entries or entries[0].settled is not None:
+                    return False, f"{slot} has settled entries that the ledger does not know"
+            waiting = sum(one.settled is None for entries in self._open.values() for one in entries)
+            if waiting < len(self._queue):
+                return False, f"{len(self._queue)} fragments queued, but only {waiting} entries are open"
+            return self._ledger.check_valid()
