@@ -6,8 +6,8 @@
                      {"event":"done","report":{...}}   {"event":"failed","kind":k,"error":text}
 
 EOF tells the actor to exit at once. `run_lease` sends one lease and waits for its end; it ends the lease early when
-the worker shuts down, and raises ActorFailed when the actor fails, dies, hangs (no progress for the time that its
-phase may take) or does not end. After ActorFailed the process is gone with everything that it started.
+the worker shuts down, and raises Failure when the actor fails, dies, hangs (no progress for the time that its
+phase may take) or does not end. After a Failure the process is gone with everything that it started.
 
 Environment, policy, outbox and claim live on in the process from lease to lease of the same run.
 """
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawq.control.shutdown import Shutdown
-from clawq.control.spawner import Child, wait_readable
-from clawq.errors import ActorFailed
+from clawq.spawning.failure import Failure
+from clawq.spawning.spawner import Child, wait_readable
 
 _TICK_S = 0.25
 _MAX_LINE_BYTES = 1_000_000
@@ -140,7 +140,7 @@ class ActorProcess:
         """Drive one lease and return the actor's report (`env_steps`, `fragments`, `episodes`, `reason`, `dropped`).
 
         Raises:
-            ActorFailed: it failed, died or hung; it has been ended. `kind` (first word) says how.
+            Failure: it failed, died or hung; it has been ended. `kind` says how.
         """
         watch = _Watch(self._patience, lease.seconds, "start" if self._ready else "exec")
         self._send(lease.to_message())
@@ -164,7 +164,7 @@ class ActorProcess:
             self.child.log.trim()
 
     def fail(self, kind: str, text: str, grace_s: float = 0.0) -> None:
-        """End the process tree and raise ActorFailed; the text has the end of its log."""
+        """End the process tree and raise Failure; the text has the end of its log."""
         self.child.end_tree(grace_s)
         raise Failure(kind, text, self.child.log.tail())
 
@@ -229,22 +229,6 @@ class ActorProcess:
         raise Failure("died", how, self.child.log.tail())
 
 
-class Failure(ActorFailed):
-    """An actor's bad end.
-
-    Attributes:
-        kind: one word, under which it is counted: `died`, `stall`, `overrun`, `late`, `protocol`, or the actor's own.
-        reason: one sentence.
-        slot: where, if it was an actor.
-    """
-
-    slot = ""
-
-    def __init__(self, kind: str, reason: str, log_tail: str) -> None:
-        self.kind, self.reason = kind, reason
-        super().__init__(f"the actor {reason or kind}" + (f"\n--- end of its log ---\n{log_tail}" if log_tail else ""))
-
-
 def _parse(line: bytes) -> dict[str, Any] | None:
     if not line.strip():
         return None
@@ -255,4 +239,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return message if isinstance(message, dict) else None
 
 
-__all__ = ["ActorProcess", "Failure", "Lease", "Patience"]
+__all__ = ["ActorProcess", "Lease", "Patience"]

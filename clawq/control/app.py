@@ -113,7 +113,7 @@ def _register_plugin(target: Celery, name: str) -> None:
     if heavy:
         log.warning(
             "the task plugin %r imports %s into the Celery process; forked pools may hang. Import it inside the task's "
-            "own program instead (clawq.control.program.run_program)",
+            "own program instead (pool_process().run_program)",
             name,
             ", ".join(heavy),
         )

@@ -12,14 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from clawq.control.actor_process import ActorProcess, Lease, Patience
-from clawq.control.logfile import LogFile
 from clawq.control.queues import ACTIVE_STATES
 from clawq.control.settings import HostSettings, slot_name
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
-from clawq.control.spawner import Spawner
 from clawq.cores import thread_env
 from clawq.errors import ClawqError
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.program import run_program
+from clawq.spawning.spawner import Spawner
 from clawq.transport.client import connect
 from clawq.transport.control import Events, RunRecord, RunRegistry
 
@@ -65,8 +66,8 @@ class PoolProcess:
         self.pid = os.getpid()
         self.identity = identity
         self.spawner = Spawner()
-        first = _child_index() if identity.pool == "prefork" else 0
-        names = [slot_name(identity.worker, first + k) for k in range(identity.slots_here)]
+        self._first_slot = _child_index() if identity.pool == "prefork" else 0
+        names = [slot_name(identity.worker, self._first_slot + k) for k in range(identity.slots_here)]
         self.slots = Slots(names, self._start_actor, identity.shutdown)
 
     @cached_property
@@ -96,6 +97,20 @@ class PoolProcess:
     def log_file(self, name: str) -> LogFile:
         """A log in this host's log folder."""
         return LogFile(self.identity.settings.log_folder / f"{name}.log")
+
+    def run_program(self, program: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Run an exec'ed program under a task; ended when the worker ends. See `clawq.spawning.program`.
+
+        Args:
+            program: module to run.
+            request: its JSON request; `run` in it says for whom. `data_url` is added.
+            timeout_s: it is ended when it takes longer.
+        """
+        log_file = self.log_file(f"{slot_name(self.identity.worker, self._first_slot)}-{program.rpartition('.')[2]}")
+        env = self.child_env(request["run"]) if "run" in request else {}
+        request = {"data_url": self.data_url, **request}
+        shutdown = self.identity.shutdown
+        return run_program(self.spawner, program, request, log_file, timeout_s, env, lambda: shutdown.begun)
 
     def child_env(self, run: dict[str, Any]) -> dict[str, str]:
         """Environment of a program that works for a run: its tag, and the sizes of thread pools."""

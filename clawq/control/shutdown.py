@@ -8,7 +8,7 @@ there) reaches every lease under every pool. Whoever waits on a socket waits on 
 import contextlib
 import os
 
-from clawq.control.spawner import wait_readable
+from clawq.spawning.spawner import wait_readable
 
 
 class Shutdown:

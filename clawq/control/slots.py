@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawq.control.actor_process import ActorProcess, Failure, Lease
+from clawq.control.actor_process import ActorProcess, Lease
 from clawq.control.shutdown import Shutdown
+from clawq.spawning.failure import Failure
 
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0

@@ -4,19 +4,24 @@ Each looks its run up (a command for a run that is over does nothing), does its 
 its report to the run's events; nothing is returned through Celery. Doing one twice does no harm: a second lease is
 more experience, a second evaluation has the same id and is ignored by who waits for it.
 
-Events appended: `lease` {worker, slot, env_steps, fragments, episodes, reason, dropped}, `actor_failed` {worker, slot,
-reason, error}, `evaluation` {id, label, worker, ...result}, `evaluation_failed` {id, label, version, worker, reason,
-error}, `recording` and `recording_failed`.
+Events appended (all with `worker`):
+
+    lease               slot, env_steps, fragments, episodes, reason, dropped
+    actor_failed        slot, reason (one word), error (with the end of the actor's log)
+    evaluation_started  id, label, version
+    evaluation          id, label, version, and the numbers of clawq.programs.evaluate
+    evaluation_failed   id, label, version, reason, error
+    recording, recording_failed
 """
 
 import logging
 from typing import Any
 
-from clawq.control.actor_process import Failure, Lease
+from clawq.control.actor_process import Lease
 from clawq.control.pool_process import PoolProcess, pool_process
-from clawq.control.program import run_program
 from clawq.control.settings import slot_name
 from clawq.errors import TransportError
+from clawq.spawning.failure import Failure
 from clawq.transport.control import RunRecord
 
 log = logging.getLogger(__name__)
@@ -94,8 +99,10 @@ def _run_reported(
     if run is None:
         return {"reason": "no_run"}
     described = describe_run(run)
+    if facts:
+        _append(place, run, f"{kind}_started", {**facts, "worker": slot_owner(place)})
     try:
-        result = run_program(program, {"run": described, "data_url": place.data_url, **request}, timeout_s, described)
+        result = place.run_program(program, {"run": described, **request}, timeout_s)
     except Failure as failure:
         _report_failure(place, run, f"{kind}_failed", failure, facts)
         return {"reason": f"{kind}_failed", "failure": failure.kind}

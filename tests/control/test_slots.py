@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from clawq.control.actor_process import ActorProcess, Failure, Lease, Patience
-from clawq.control.logfile import LogFile
+from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
-from clawq.control.spawner import Spawner
+from clawq.spawning.failure import Failure
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.spawner import Spawner
 
 HERE = str(Path(__file__).parent)
 RUN = {"id": "r", "tag": "ab" * 16, "config": {}, "spec": {}}
@@ -197,8 +198,8 @@ def test_an_idle_actor_is_closed(bench: Bench) -> None:
 
 def test_an_actor_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from clawq.control.spawner import Spawner\n"
-        "from clawq.control.logfile import LogFile\n"
+        "import sys, time; from pathlib import Path; from clawq.spawning.spawner import Spawner\n"
+        "from clawq.spawning.logfile import LogFile\n"
         "program = ['timeit', '-n1', '-r1', 'import time; open(sys_argv, \"w\"); time.sleep(600)']\n"
         "program[3] = program[3].replace('sys_argv', repr(sys.argv[1]))\n"
         "child = Spawner().spawn(program, LogFile(Path(sys.argv[1] + '.log')))\n"

@@ -1,8 +1,8 @@
-"""Run an exec'ed program under a task: a JSON request on stdin, a JSON answer as the last line of stdout.
+"""Run an exec'ed program to its end: a JSON request on its stdin, a JSON answer as the last line of its stdout.
 
-For everything that needs torch or a simulator but is no actor: evaluation, recording, and the tasks of plugins. The
-program is ended, with everything it started, when its time is over or the worker shuts down, so that it never holds a
-worker up. Its stderr goes to a bounded log file.
+For everything that needs torch or a simulator but is no actor: probing, evaluation, recording, tasks of plugins. The
+program is ended, with everything it started, when its time is over or `stopped` says so, so that it never holds its
+caller up. Its stderr goes to a bounded log file, and the end of that log into the error.
 """
 
 import contextlib
@@ -10,71 +10,71 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clawq.control.actor_process import Failure
-from clawq.control.pool_process import PoolProcess, pool_process
-from clawq.control.spawner import Child, wait_readable
+from clawq.spawning.failure import Failure
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.spawner import Child, Spawner, wait_readable
 
 _MAX_ANSWER_BYTES = 4_000_000
+_TICK_S = 0.25
 
 
 def run_program(
+    spawner: Spawner,
     program: str | Sequence[str],
     request: Mapping[str, Any],
+    log_file: LogFile,
     timeout_s: float,
-    run: Mapping[str, Any] | None = None,
-    log_name: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run one program to its end and return its answer.
 
     Args:
+        spawner: starts it.
         program: a Python module, or a module and arguments; run by this interpreter.
         request: JSON-able; the program's stdin.
+        log_file: where its stderr goes.
         timeout_s: it is ended when it takes longer.
-        run: the run it works for ({"tag", "config", ...}); sets its threads and the tag in its environment.
-        log_name: name of its log file; default: made from the module.
+        env: environment variables beside our own.
+        stopped: asked a few times a second; it is ended when this is true.
 
     Returns:
         The JSON object on the last line of its stdout.
 
     Raises:
-        Failure: it ended with another status than 0, gave no answer, took too long (`timeout`), or the worker is
-            ending (`worker_stopping`). An answer {"error": ..., "kind": ...} becomes a Failure with that text.
+        Failure: it ended with another status than 0, gave no answer, took too long (kind `timeout`) or was stopped
+            (kind `stopped`). An answer {"error": text, "kind": word} becomes a Failure with that text and word.
     """
-    place = pool_process()
-    module = program if isinstance(program, str) else program[0]
-    log_file = place.log_file(log_name or f"{place.identity.worker}-{module.rpartition('.')[2]}")
-    env = place.child_env(dict(run)) if run is not None else {}
-    child = place.spawner.spawn(program, log_file, env, pipes=True)
+    child = spawner.spawn(program, log_file, env, pipes=True)
+    status = -1
     try:
-        output = _converse(child, json.dumps(dict(request)).encode(), timeout_s, place)
+        output = _converse(child, json.dumps(dict(request)).encode(), timeout_s, stopped)
         child.wait_exit(2.0)
     finally:
-        log_file.trim()
         status = child.end_tree()
+        log_file.trim()
     return _answer(output, status, log_file.tail())
 
 
-def _converse(child: Child, request: bytes, timeout_s: float, place: PoolProcess) -> bytes:
-    assert child.stdin is not None
+def _converse(child: Child, request: bytes, timeout_s: float, stopped: Callable[[], bool]) -> bytes:
     assert child.stdout is not None
     # A thread, because a program that does not read its stdin must not keep us from seeing the deadline.
-    threading.Thread(target=_feed, args=(child, request), daemon=True).start()
+    threading.Thread(target=_feed, args=(child, request), name="clawq-feed", daemon=True).start()
     deadline = time.monotonic() + timeout_s
-    stdout, shutdown = child.stdout.fileno(), place.identity.shutdown.fileno()
+    stdout = child.stdout.fileno()
     output = bytearray()
     while True:
-        ready = wait_readable([stdout, shutdown], min(0.5, max(0.0, deadline - time.monotonic())))
-        if shutdown in ready:
-            raise Failure("worker_stopping", "was ended because the worker is ending", "")
-        if stdout in ready:
+        if wait_readable([stdout], min(_TICK_S, deadline - time.monotonic())):
             chunk = os.read(stdout, 65_536)
             if not chunk:
                 return bytes(output)
             output += chunk
             del output[:-_MAX_ANSWER_BYTES]
+        if stopped():
+            raise Failure("stopped", "was ended before it was done", "")
         if time.monotonic() >= deadline:
             child.dump_stacks()
             raise Failure("timeout", f"took longer than {timeout_s:.0f} s", child.log.tail())

@@ -2,7 +2,7 @@
 
 `Spawner` has the one thread. The parent-death signal of Linux follows the thread that created a child, so a child
 spawned by a pool thread would be killed when that thread ends; this thread never ends. Children are exec'ed through
-`clawq.control.launch`, never forked with our memory; each gets a session of its own, a unique tag in its environment
+`clawq.spawning.launch`, never forked with our memory; each gets a session of its own, a unique tag in its environment
 (inherited by whatever it starts), a log file, and optionally a control socket.
 
 `Child.end_tree` ends the whole tree: the session (while the leader is not yet reaped, so that its id cannot be a
@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from clawq.control.launch import PARENT_VARIABLE
-from clawq.control.logfile import LogFile
+from clawq.spawning.launch import PARENT_VARIABLE
+from clawq.spawning.logfile import LogFile
 
 #: Environment variable with the unique tag of a child; its descendants inherit it.
 TAG_VARIABLE = "CLAWQ_CHILD"
@@ -186,7 +186,7 @@ def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool
     log_fd = log.open()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawq.control.launch", *words],
+            [sys.executable, "-m", "clawq.spawning.launch", *words],
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipes else log_fd,
             stderr=log_fd,

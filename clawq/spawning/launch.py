@@ -1,10 +1,10 @@
-"""`python -m clawq.control.launch MODULE`: run a clawq program so that it cannot outlive its parent.
+"""`python -m clawq.spawning.launch MODULE`: run a clawq program so that it cannot outlive its parent.
 
 What it does before the program: asks the kernel for SIGKILL when the parent ends (and ends at once if the parent is
 gone already), and lets SIGUSR1 write the stacks of all threads to stderr, so that whoever kills a hung program can
 first see where it hung. Then it runs MODULE in this same interpreter, as `python -m MODULE` would.
 
-The parent-death signal follows the *thread* that spawned us (see `clawq.control.spawner`). It does not reach our own
+The parent-death signal follows the *thread* that spawned us (see `clawq.spawning.spawner`). It does not reach our own
 children; those are ended by whoever kills our session.
 """
 
