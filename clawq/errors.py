@@ -21,7 +21,7 @@ people: what was wrong, where, what is allowed, what to do.
         WeightsCorrupt            digest or layout is wrong
       CodecError                  UnsupportedWireVersion · CorruptFragment
       RateLimitTimeout            which side was blocked, the error, the bounds
-      LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid
+      LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten
       ActorFailed                 an actor or another exec'ed program ended badly
 """
 
@@ -203,6 +203,10 @@ class TooManyNonFinite(LearnerError):
 
 class CheckpointInvalid(LearnerError):
     """A checkpoint cannot be used: damaged, of another run or of another shape."""
+
+
+class CheckpointNotWritten(LearnerError):
+    """A checkpoint could not be written (disk full, no rights); the older ones are intact and training can go on."""
 
 
 class ActorFailed(ClawqError):
