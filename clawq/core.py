@@ -255,7 +255,7 @@ class FragmentSource(Protocol):
         ...
 
     def cursors(self) -> dict[str, str]:
-        """slot -> id of the last entry that `read` returned."""
+        """Slot -> id of the last entry that `read` returned."""
         ...
 
     def acknowledge(self, cursors: Mapping[str, str]) -> None:
@@ -283,6 +283,20 @@ class MetricWriter(Protocol):
 
 
 __all__ = [
-    "Algorithm", "AlgorithmPlugin", "Batch", "Control", "Entry", "EnvironmentPlugin", "FragmentSink", "FragmentSource",
-    "MetricWriter", "Policy", "RenderedEnv", "StepResult", "VectorEnv", "Weights", "WeightsSource", "Fragment",
+    "Algorithm",
+    "AlgorithmPlugin",
+    "Batch",
+    "Control",
+    "Entry",
+    "EnvironmentPlugin",
+    "Fragment",
+    "FragmentSink",
+    "FragmentSource",
+    "MetricWriter",
+    "Policy",
+    "RenderedEnv",
+    "StepResult",
+    "VectorEnv",
+    "Weights",
+    "WeightsSource",
 ]
