@@ -7,10 +7,11 @@ left; if there is one, the session fails and names it.
 
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,7 @@ from clawq.transport.server import EmbeddedRedis
 
 #: Every process that a test starts inherits this, whatever becomes of its parents.
 _MARK = "CLAWQ_TEST_SESSION"
-_ENDING_S = 5.0
+_ENDING_S = 3.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -117,3 +118,52 @@ def run_keys(data_client: redis.Redis) -> Iterator[RunKeys]:
     keys = RunKeys(new_tag())
     yield keys
     delete_run(data_client, keys)
+
+
+@pytest.fixture
+def own_servers(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """Servers of this test alone, to be stopped, killed or filled; the data server has 32 MB."""
+    servers = EmbeddedRedis.start(tmp_path / "own", data_memory_mb=32)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def restart_data() -> Callable[[EmbeddedRedis], None]:
+    """Kill the data server and start an empty one in its place, at the same URL."""
+
+    def restart(servers: EmbeddedRedis) -> None:
+        old = servers.processes[1]
+        old.kill()
+        old.wait()
+        # The arguments hold the id of the parent, which is still this process.
+        servers.processes[1] = subprocess.Popen(
+            old.args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_for(lambda: _answers(servers.data_url), "the new data server answers")
+
+    return restart
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    """Wait until the condition holds; fail with `what` if it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {what}"
+        time.sleep(0.01)  # the interval of looking, not a guess at how long it takes
+
+
+def _answers(url: str) -> bool:
+    client = connect(url, timeout_s=1.0)
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """`eventually(condition, what, timeout_s=10)`: wait for something that other processes do."""
+    return wait_for

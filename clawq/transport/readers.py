@@ -69,7 +69,7 @@ class StreamReader:
         self._slots: list[str] = []
         self._turn = 0
         self._next_discovery = 0.0
-        self._largest_bytes: dict[str, int] = {}
+        self._largest_bytes = 0
         self._retained = Retained()
         self._unread: dict[str, int] = {}
         self._run_id = ""
@@ -109,11 +109,14 @@ class StreamReader:
             return changed
 
     def _read_once(self, left_s: float) -> list[Entry]:
-        subset, count, several = self._next_subset()
-        if not subset:
+        slots = self._slots
+        if not slots:
             return []
+        # Before anything was read, entries may have any legal size; later, a new slot's are taken to be like others.
+        subset, count = next_subset(slots, self._turn, self._largest_bytes or MAX_FRAGMENT_BYTES)
+        self._turn += len(subset)
         block_s = min(left_s, 0.4 * socket_timeout_s(self._client), _DISCOVERY_S)
-        if several:
+        if len(subset) < len(slots):
             block_s = min(block_s, _TURN_S)
         with self._lock:
             after = {self._keys.stream(slot): _text(self._cursors.get(slot, _START)) for slot in subset}
@@ -132,24 +135,11 @@ class StreamReader:
         for entry in entries:
             size = len(entry.payload)
             self._retained.note(slot, (entry.epoch, entry.seq), size)
-            self._largest_bytes[slot] = max(size, self._largest_bytes.get(slot, 0))
+            self._largest_bytes = max(size, self._largest_bytes)
         if entries:
             self._cursors[slot] = (entries[-1].epoch, entries[-1].seq)
             self._unread[slot] = max(0, self._unread.get(slot, 0) - len(entries))
         return entries
-
-    def _next_subset(self) -> tuple[list[str], int, bool]:
-        """Slots to read next, COUNT for each, and whether there are others beside them."""
-        slots = self._slots
-        if not slots:
-            return [], 0, False
-        # Before anything was read, entries may have any legal size; later, a new slot's are taken to be like others.
-        largest = max(1024, *self._largest_bytes.values()) if self._largest_bytes else MAX_FRAGMENT_BYTES
-        width = max(1, min(len(slots), _REPLY_BYTES // largest))
-        count = max(1, min(_MAX_COUNT, _REPLY_BYTES // (largest * width)))
-        start = self._turn % len(slots)
-        self._turn = (start + width) % len(slots)
-        return (slots + slots)[start : start + width], count, width < len(slots)
 
     def _discover_if_due(self) -> None:
         if self._clock() < self._next_discovery:
@@ -297,6 +287,14 @@ class StreamReader:
                 self._slots = [other for other in self._slots if other != slot]
                 self._unread.pop(slot, None)
         return swept
+
+
+def next_subset(slots: Sequence[str], turn: int, largest_bytes: int) -> tuple[list[str], int]:
+    """The slots of one XREAD and its COUNT, so that a reply stays under 16 MB; `turn` is where the rotation stands."""
+    width = max(1, min(len(slots), _REPLY_BYTES // max(1024, largest_bytes)))
+    count = max(1, min(_MAX_COUNT, _REPLY_BYTES // (max(1024, largest_bytes) * width)))
+    start = turn % len(slots)
+    return [*slots, *slots][start : start + width], count
 
 
 def _registered(raw: Mapping[bytes, bytes]) -> dict[str, int]:
