@@ -1,0 +1,1 @@
+"""The actor's side: exploration, fragments, outbox, sender and the rollout loop."""

@@ -1,0 +1,65 @@
+"""The actor: a copy of the policy under one weights version, and its exploration.
+
+While the adopted weights are untrained (`updates == 0`) actions are uniform and no policy is built: building one needs
+torch, whose import takes seconds in which the envs can already run. The first trained weights build it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from clawq.acting.exploration import NoiseLadder
+from clawq.core import Policy, Weights
+from clawq.types import FloatArray, Obs
+
+
+class Actor:
+    """Chooses actions.
+
+    Args:
+        exploration: what is added to the policy's actions.
+        make_policy: builds the policy; called once, when the first trained weights are adopted.
+    """
+
+    def __init__(self, exploration: NoiseLadder, make_policy: Callable[[], Policy]) -> None:
+        self._exploration = exploration
+        self._make_policy = make_policy
+        self._policy: Policy | None = None
+        self._act: Callable[[Obs, bool], tuple[FloatArray, Obs]] | None = None
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """The adopted weights version; 0 before the first."""
+        return self._version
+
+    def adopt(self, weights: Weights) -> None:
+        """Act under these weights from now on.
+
+        Raises:
+            WeightsCorrupt: they do not fit the policy; the actor still acts under the old ones.
+        """
+        if weights.updates > 0:
+            if self._policy is None:
+                self._policy = self._make_policy()
+            self._policy.load(weights.arrays)
+            self._act = _without_gradients(self._policy.act)
+        else:
+            self._act = None
+        self._version = weights.version
+
+    def act(self, obs: Obs) -> tuple[FloatArray, Obs]:
+        """Executed actions [N, A] in policy space, and the extras to store."""
+        if self._act is None:
+            return self._exploration.uniform(), {}
+        action, extras = self._act(obs, False)
+        return self._exploration.perturb(action), extras
+
+
+def _without_gradients(act: Callable[..., Any]) -> Callable[..., Any]:
+    """`act` under torch.inference_mode."""
+    import torch
+
+    return torch.inference_mode()(act)
+
+
+__all__ = ["Actor"]

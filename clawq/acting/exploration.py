@@ -1,0 +1,45 @@
+"""Exploration: what is added to a policy's actions before they are executed and stored.
+
+Each env of an actor has its own noise size, evenly spread from the least to the most (Li et al. 2023, "Parallel
+Q-Learning", §3.2: mixed exploration): some envs exploit, some explore, and nobody has to tune one number. While the
+learner has not trained yet, actions are uniform.
+
+Everything here is in policy space, [-1, 1]; what comes out is what is executed and stored.
+"""
+
+import numpy as np
+
+from clawq.types import FloatArray
+
+
+class NoiseLadder:
+    """Gaussian noise whose size differs from env to env.
+
+    Args:
+        noise_min: standard deviation of the least noisy env, in policy space.
+        noise_max: of the noisiest.
+        shape: (N, A).
+        generator: source of the random numbers.
+    """
+
+    def __init__(
+        self, noise_min: float, noise_max: float, shape: tuple[int, int], generator: np.random.Generator
+    ) -> None:
+        num_envs = shape[0]
+        # A lone env takes the middle of the ladder.
+        sizes = np.linspace(noise_min, noise_max, num_envs) if num_envs > 1 else [(noise_min + noise_max) / 2]
+        self._sizes = np.asarray(sizes, np.float32)[:, None]
+        self._shape = shape
+        self._generator = generator
+
+    def uniform(self) -> FloatArray:
+        """Actions [N, A] anywhere in [-1, 1]."""
+        return self._generator.random(self._shape, dtype=np.float32) * np.float32(2) - np.float32(1)
+
+    def perturb(self, action: FloatArray) -> FloatArray:
+        """Actions [N, A] with noise, clipped to [-1, 1]."""
+        noise = self._generator.standard_normal(self._shape, dtype=np.float32)
+        return np.clip(action + noise * self._sizes, -1.0, 1.0)
+
+
+__all__ = ["NoiseLadder"]

@@ -1,0 +1,154 @@
+"""The rollout loop: the whole of acting on one screen.
+
+It steps the envs as fast as they go, cuts the steps into fragments, and between fragments takes over newer weights. It
+waits only where it must: without a control record or weights, and (under `on_full: block`) for room in the outbox. It
+touches no network. Env state, policy and unfinished business live on from one `run` to the next.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from clawq.acting.actor import Actor
+from clawq.acting.adder import Adder, finite_rows
+from clawq.acting.outbox import Outbox
+from clawq.acting.sender import Sender
+from clawq.core import VectorEnv
+from clawq.errors import ActorFailed
+from clawq.types import BoolArray, Fragment, Obs
+
+Phase = Literal["start", "reset", "step", "send", "wait"]
+#: How often an env that shows nonsense right after a restart is restarted again.
+RESTARTS = 3
+#: Longest wait before the loop looks up again, seconds.
+LOOK_UP_S = 0.1
+
+
+@dataclass(slots=True)
+class Report:
+    """What one `run` did; `reason` says why it ended."""
+
+    reason: str = ""
+    env_steps: int = 0
+    fragments: int = 0
+    episodes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class RolloutLoop:
+    """Drives one actor.
+
+    Args:
+        env: the envs.
+        actor: chooses actions.
+        adder: builds fragments.
+        outbox: where they go.
+        sender: what empties the outbox, and knows control record and weights.
+        progress: called after every piece of real progress with its phase and the env steps of this run.
+        policy_ready: False while trained weights could not be used yet (torch is still being imported).
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        actor: Actor,
+        adder: Adder,
+        outbox: Outbox,
+        sender: Sender,
+        progress: Callable[[Phase, int], None] = lambda phase, env_steps: None,
+        policy_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._env, self._actor, self._adder = env, actor, adder
+        self._outbox, self._sender = outbox, sender
+        self._progress, self._policy_ready = progress, policy_ready
+        self._attempts = 0
+
+    def reset(self, seeds: list[int]) -> None:
+        """Start all episodes."""
+        self._obs = self._env.reset(seeds)
+        self._adder.begin(self._obs)
+        self._progress("reset", 0)
+
+    def run(self, ended: Callable[[], str | None]) -> Report:
+        """Act until `ended` gives a reason (asked after every step), the run stops, or the slot is lost."""
+        report = Report()
+        before = Counter(self._outbox.dropped)
+        while not (reason := ended() or self._over()):
+            if not self._may_act():
+                self._wait("wait", report)
+                continue
+            fragment = self._collect(ended, report)
+            if not self._put(fragment, report):
+                report.dropped["abandoned"] += fragment.meta.steps * fragment.meta.envs
+        report.reason = reason
+        report.dropped += Counter(self._outbox.dropped) - before
+        return report
+
+    def _collect(self, ended: Callable[[], str | None], report: Report) -> Fragment:
+        """Step the envs until the fragment is full."""
+        adder, env, to_env = self._adder, self._env, self._env.spec.action.to_env
+        adder.open(self._actor.version, time.monotonic())
+        while True:
+            action, extras = self._actor.act(self._obs)
+            result = env.step(to_env(action))
+            broken = adder.add(action, extras, result)
+            self._obs = result.obs if broken is None else self._restart(broken)
+            report.env_steps += env.num_envs
+            self._progress("step", report.env_steps)
+            if adder.full(time.monotonic()) or ended():
+                fragment = adder.close()
+                report.fragments += 1
+                report.episodes += len(fragment.meta.episodes)
+                return fragment
+
+    def _restart(self, broken: BoolArray) -> Obs:
+        """Begin new episodes in the broken envs."""
+        for _ in range(RESTARTS):
+            obs = self._env.restart(broken)
+            broken = ~finite_rows(obs, self._env.num_envs)
+            if not broken.any():
+                self._adder.restarted(obs)
+                return obs
+        raise ActorFailed(f"env {int(broken.argmax())} shows non-finite observations right after {RESTARTS} restarts")
+
+    def _put(self, fragment: Fragment, report: Report) -> bool:
+        """Hand the fragment over; waits for room for as long as the sender lives."""
+        while not self._outbox.put(fragment, LOOK_UP_S):
+            self._noted("send", report)
+            if self._over():
+                return False
+        return True
+
+    def _may_act(self) -> bool:
+        """Take over newer weights if there are any; True when there is something to act under."""
+        view = self._sender.view
+        weights = view.weights
+        if view.control is None or weights is None:
+            return False
+        if weights.version > self._actor.version and (weights.updates == 0 or self._policy_ready()):
+            self._actor.adopt(weights)
+        return self._actor.version > 0
+
+    def _over(self) -> str | None:
+        view = self._sender.view
+        if view.failure is not None:
+            raise view.failure
+        if view.ended is not None:
+            return view.ended
+        return "run_stopped" if view.control is not None and view.control.stop else None
+
+    def _wait(self, phase: Phase, report: Report) -> None:
+        self._sender.wait(LOOK_UP_S)
+        self._noted(phase, report)
+
+    def _noted(self, phase: Phase, report: Report) -> None:
+        """Waiting is progress only while the sender really tries."""
+        attempts = self._sender.view.attempts
+        if attempts != self._attempts:
+            self._attempts = attempts
+            self._progress(phase, report.env_steps)
+
+
+__all__ = ["LOOK_UP_S", "Phase", "Report", "RolloutLoop"]

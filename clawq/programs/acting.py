@@ -1,0 +1,159 @@
+"""One actor, whole: envs, policy, outbox, claim and rollout loop of one slot in one run.
+
+It is built for the first lease and lives on between leases; `close` gives the slot back. Building goes from what fails
+fastest to what takes longest: configuration, the slot's claim, the envs. The policy comes last, in the background.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from clawq.acting.actor import Actor
+from clawq.acting.adder import Adder, Limits, Origin
+from clawq.acting.exploration import NoiseLadder
+from clawq.acting.loop import Phase, Report, RolloutLoop
+from clawq.acting.outbox import Outbox
+from clawq.acting.seeds import actor_seed, env_seeds, noise_generator
+from clawq.acting.sender import Sender
+from clawq.config import RunConfig
+from clawq.core import VectorEnv
+from clawq.errors import ClaimHeld, SpecMismatch, StoreFull, StoreUnavailable
+from clawq.plugins import load
+from clawq.programs.parent import LeaseOrder
+from clawq.programs.policy_loader import PolicyLoader
+from clawq.specs import EnvSpec
+from clawq.transport.client import connect
+from clawq.transport.codec import encode
+from clawq.transport.keys import RunKeys
+from clawq.transport.stream import StreamWriter
+from clawq.transport.weights import WeightsReader
+
+log = logging.getLogger(__name__)
+
+#: A slot is free again when its actor was silent for so long.
+CLAIM_TTL_S = 8.0
+#: How long a new actor waits for the claim of the one before it (which may have been killed) to run out.
+CLAIM_PATIENCE_S = CLAIM_TTL_S + 4.0
+#: Pause between two tries for a claim.
+CLAIM_RETRY_S = 0.25
+
+Progress = Callable[[Phase, int], None]
+
+
+class ActingSession:
+    """An actor that is ready to act.
+
+    Args:
+        order: the lease for which it is built.
+        progress: called after every piece of real progress.
+
+    Raises:
+        ClaimHeld: another actor has the slot and keeps it.
+        SpecMismatch: this machine's environment is not the one that the learner knows.
+        UserError: the environment or the algorithm cannot be made here.
+    """
+
+    def __init__(self, order: LeaseOrder, progress: Progress) -> None:
+        self.place = order.place
+        config = RunConfig.model_validate(order.run["config"])
+        spec = EnvSpec.from_json(order.run["spec"])
+        client, keys = connect(order.data_url), RunKeys(str(order.run["tag"]))
+        epochs = [0]
+
+        def open_slot() -> StreamWriter:
+            writer = StreamWriter.open(client, keys, order.slot, order.worker, CLAIM_TTL_S, after_epoch=epochs[-1])
+            epochs[0] = writer.epoch
+            return writer
+
+        sink = _patiently(open_slot, progress)
+        outbox = Outbox(config.actors.outbox_fragments, config.actors.on_full)
+        self._sender = Sender(outbox, sink, open_slot, encode, WeightsReader(client, keys))
+        self._sender.start()
+        try:
+            self._env = make_env(config, spec, config.environment.num_envs)
+        except BaseException:
+            self._sender.close()
+            raise
+        progress("start", 0)
+        seed = actor_seed(config.seed, order.slot, sink.incarnation and sink.epoch)
+        self._loader = PolicyLoader(config, spec)
+        actor = Actor(_noise(config, self._env, seed), self._loader.get)
+        origin = Origin(str(order.run["tag"]), order.worker, order.slot, seed)
+        limits = Limits(config.actors.fragment_s, config.actors.fragment_bytes)
+        adder = Adder(spec, self._env.num_envs, origin, limits)
+        self._progress = progress
+        self._loop = RolloutLoop(
+            self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready
+        )
+        self._loop.reset(env_seeds(seed, self._env.num_envs))
+
+    def run(self, seconds: float, ended: Callable[[], bool]) -> Report:
+        """Act for so long, or until `ended`."""
+        deadline_s = time.monotonic() + seconds
+
+        def reason() -> str | None:
+            if ended():
+                return "ended"
+            return "lease_over" if time.monotonic() >= deadline_s else None
+
+        return self._loop.run(reason)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything was sent."""
+        return self._sender.drain(timeout_s)
+
+    def close(self) -> None:
+        """Give the slot back and close the envs."""
+        self._sender.close()
+        self._env.close()
+
+    def _on_progress(self, phase: Phase, env_steps: int) -> None:
+        if phase == "step":
+            # The envs are running: now is the time to import torch.
+            self._loader.start()
+        self._progress(phase, env_steps)
+
+
+def make_env(config: RunConfig, spec: EnvSpec, num_envs: int) -> VectorEnv:
+    """The run's environment, which must be what the learner knows.
+
+    Raises:
+        SpecMismatch: it is not.
+    """
+    plugin = load("environments", config.environment.name)
+    env: VectorEnv = plugin.make(plugin.Options.model_validate(config.environment.options), num_envs)
+    check_spec(env, spec)
+    return env
+
+
+def check_spec(env: VectorEnv, spec: EnvSpec) -> None:
+    """SpecMismatch unless `env` is what `spec` says; closes it then."""
+    if env.spec.fingerprint != spec.fingerprint:
+        env.close()
+        ours, theirs = env.spec.to_json(), spec.to_json()
+        leaf = next((name for name in theirs if ours[name] != theirs[name]), "spec")
+        raise SpecMismatch(f"environment {spec.name} on this machine: {leaf}", str(theirs[leaf]), str(ours[leaf]))
+
+
+def _noise(config: RunConfig, env: VectorEnv, seed: int) -> NoiseLadder:
+    exploration = config.exploration
+    shape = (env.num_envs, env.spec.action.size)
+    return NoiseLadder(exploration.noise_min, exploration.noise_max, shape, noise_generator(seed))
+
+
+def _patiently(open_slot: Callable[[], Any], progress: Progress) -> Any:
+    """Open the slot; waits while Redis is away, and for the claim of an actor that was killed to run out."""
+    deadline_s = time.monotonic() + CLAIM_PATIENCE_S
+    while True:
+        try:
+            return open_slot()
+        except ClaimHeld as error:
+            if time.monotonic() > deadline_s:
+                raise
+            log.info("%s; waiting for it", error)
+        except (StoreUnavailable, StoreFull) as error:
+            deadline_s = time.monotonic() + CLAIM_PATIENCE_S
+            log.warning("%s; waiting for it", error)
+        progress("wait", 0)
+        time.sleep(CLAIM_RETRY_S)

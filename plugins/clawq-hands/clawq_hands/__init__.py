@@ -1,0 +1,1 @@
+"""Gymnasium environments for clawq: Gymnasium-Robotics hands and arms, Adroit, and the MuJoCo basics."""

@@ -1,0 +1,125 @@
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from clawq.core import Control, StepResult, Weights
+from clawq.errors import ClawqError
+from clawq.specs import ActionSpec, ArraySpec, EnvSpec
+from clawq.types import BoolArray, FloatArray, Obs
+
+SPEC = EnvSpec(
+    name="test:count",
+    obs={"policy": ArraySpec((3,))},
+    action=ActionSpec((-0.2, -1.0), (1.4, 1.0)),
+    policy_keys=("policy",),
+    critic_keys=("policy",),
+)
+
+
+class CountingEnv:
+    """Shows (env, episode, step); episode k of env i lasts `lengths[(i + k) % len]` steps; can go non-finite on order."""
+
+    def __init__(self, num_envs: int, lengths: Sequence[int] = (3, 5, 4)) -> None:
+        self.num_envs = num_envs
+        self.spec = SPEC
+        self.lengths = lengths
+        self.episode = np.zeros(num_envs, np.int64)
+        self.t = np.zeros(num_envs, np.int64)
+        self.break_at: dict[tuple[int, int, int], str] = {}
+        self.actions: list[FloatArray] = []
+        self.restarts: list[int] = []
+
+    def obs(self) -> Obs:
+        return {"policy": np.stack([np.arange(self.num_envs), self.episode, self.t], axis=1).astype(np.float32)}
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        assert len(seeds) == self.num_envs
+        self.episode[:] = 0
+        self.t[:] = 0
+        return self.obs()
+
+    def step(self, action: FloatArray) -> StepResult:
+        self.actions.append(action.copy())
+        self.t += 1
+        reward = (self.episode * 100 + self.t).astype(np.float32)
+        limit = np.array([self.lengths[(i + k) % len(self.lengths)] for i, k in enumerate(self.episode)])
+        truncated = self.t >= limit
+        shown = self.obs()["policy"]
+        for i in range(self.num_envs):
+            what = self.break_at.get((i, int(self.episode[i]), int(self.t[i])))
+            if what == "obs":
+                shown[i] = np.nan
+            if what == "reward":
+                reward[i] = np.inf
+        final_obs = {"policy": shown[truncated]}
+        self.episode[truncated] += 1
+        self.t[truncated] = 0
+        shown = np.where(truncated[:, None], self.obs()["policy"], shown)
+        n = self.num_envs
+        success = np.where(truncated, 1.0, np.nan).astype(np.float32)
+        return StepResult(
+            {"policy": shown}, reward, np.zeros(n, np.bool_), truncated, np.ones(n, np.bool_), final_obs, success
+        )
+
+    def restart(self, rows: BoolArray) -> Obs:
+        self.restarts += [int(i) for i in np.flatnonzero(rows)]
+        self.episode[rows] += 1
+        self.t[rows] = 0
+        return self.obs()
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedSink:
+    """A stream in memory that fails on order: `faults` are raised by the next sends, one each."""
+
+    def __init__(self, epoch: int = 1, log: list[tuple[int, int, bytes]] | None = None) -> None:
+        self.epoch = epoch
+        self.log = log if log is not None else []
+        self.control: Control | None = Control(head=1, stop=False, window_bytes=1_000_000, config_epoch=0)
+        self.faults: list[ClawqError] = []
+        self.unread = 0
+        self.closed = 0
+        self.arrived = threading.Condition()
+
+    def send(self, seq: int, payload: bytes | bytearray | memoryview) -> Control | None:
+        if self.faults:
+            raise self.faults.pop(0)
+        with self.arrived:
+            self.log.append((self.epoch, seq, bytes(payload)))
+            self.arrived.notify_all()
+        return self.control
+
+    def poll(self) -> Control | None:
+        return self.control
+
+    def unread_bytes(self) -> int:
+        return self.unread
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def wait_for(self, count: int, timeout_s: float = 5.0) -> bool:
+        with self.arrived:
+            return self.arrived.wait_for(lambda: len(self.log) >= count, timeout_s)
+
+
+class FixedWeights:
+    """A weights source that has one version."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+
+    def fetch_newer(self, than: int) -> Weights | None:
+        return self.weights if self.weights.version > than else None
+
+    def fetch(self, version: int) -> Weights:
+        return self.weights
+
+
+@pytest.fixture
+def untrained() -> Weights:
+    return Weights(version=1, arrays={}, updates=0, metadata={})
