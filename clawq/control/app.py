@@ -1,8 +1,8 @@
 """The Celery app: `celery -A clawq.control.app worker` is a clawq worker, with any pool.
 
 Celery carries commands, never experience; every command can be derived again from the desired state, so tasks are
-acknowledged early and a lost one costs a fraction of a second. JSON only, no result backend, no prefetch, bounded
-timeouts (the settings were measured; see the notes beside them). Queues have no exchange, so a run leaves no binding.
+acknowledged early and a lost one costs a fraction of a second (clawq.control.celery_settings). The worker subscribes
+to the queues of the runs that exist (clawq.control.subscription) and ends in order (clawq.control.lifecycle).
 
 The worker finds its Redis in CLAWQ_BROKER_URL and CLAWQ_DATA_URL, or in the host's state file. This module, and what it
 imports, loads neither torch nor a simulator (tested): whatever needs them runs as an exec'ed program.
@@ -10,7 +10,7 @@ imports, loads neither torch nor a simulator (tested): whatever needs them runs 
 Plugins: an entry point in `clawq.tasks` is either a plain function, which becomes the task `clawq.<entry point name>`
 with clawq's settings and needs no Celery import; or a Celery task (`celery.shared_task(acks_late=True)(function)`),
 taken as it is under its own name. They are loaded when a worker starts; one that cannot be loaded becomes a task that
-says why, and stops nobody else. Send them with `send_command`.
+says why, and stops nobody else. Send them with `clawq.control.celery_settings.send_command`.
 """
 
 import logging
@@ -22,77 +22,16 @@ from celery import Celery, Task, signals
 
 from clawq import plugins
 from clawq.control import tasks
+from clawq.control.celery_settings import make_app
 from clawq.control.lifecycle import bind_lifecycle
-from clawq.control.queues import DEFAULT_QUEUE, KEY_PREFIX, make_queue
 from clawq.control.settings import HostSettings
 from clawq.control.subscription import Subscription
 from clawq.errors import PluginError
-from clawq.transport.client import celery_url
 
 log = logging.getLogger(__name__)
 
 #: Modules that have no business in a Celery process: forking after they ran hangs, and CUDA dies with a fork.
 HEAVY_MODULES = ("torch", "gymnasium", "mujoco", "jax", "isaacgym")
-
-
-def make_app(broker_url: str | None) -> Celery:
-    """A Celery app with clawq's settings, without tasks. `None`: it can be imported, but not connected."""
-    made = Celery("clawq", broker=celery_url(broker_url) if broker_url else None, set_as_current=False)
-    made.conf.update(
-        # JSON is the whole accept list: pickle accepted is code accepted.
-        task_serializer="json",
-        accept_content=["json"],
-        result_accept_content=["json"],
-        # Reports go to the run's events; results would pile up on the broker.
-        result_backend=None,
-        task_ignore_result=True,
-        # Early: late acks only buy duplicates and poison loops for commands that can be sent again.
-        task_acks_late=False,
-        task_publish_retry=False,
-        worker_disable_prefetch=True,
-        worker_prefetch_multiplier=1,
-        worker_enable_remote_control=False,
-        worker_send_task_events=False,
-        worker_soft_shutdown_timeout=0.0,
-        worker_proc_alive_timeout=60,
-        worker_consumer="clawq.control.subscription:PatientConsumer",
-        worker_redirect_stdouts=False,
-        broker_connection_retry_on_startup=True,
-        broker_connection_retry=True,
-        # The default gives up, and exits, after 100 tries.
-        broker_connection_max_retries=None,
-        broker_pool_limit=2,
-        broker_transport_options={
-            "global_keyprefix": KEY_PREFIX,
-            "visibility_timeout": 300,
-            "unacked_restore_interval": 5,
-            "unacked_restore_throttle": 1,
-            "socket_timeout": 30,
-            "socket_connect_timeout": 5,
-            "socket_keepalive": True,
-            "health_check_interval": 10,
-            "client_name": "clawq-celery",
-        },
-        task_default_queue=DEFAULT_QUEUE,
-        task_default_exchange="",
-        task_default_routing_key=DEFAULT_QUEUE,
-        task_create_missing_queues=True,
-    )
-    if sys.platform == "win32":
-        made.conf.worker_pool = "threads"
-    return made
-
-
-def send_command(sender: Celery, name: str, queue: str = DEFAULT_QUEUE, **arguments: Any) -> str:
-    """Send one task once and return its Celery id; nothing is retried.
-
-    Args:
-        sender: from `make_app`.
-        name: full task name, as `clawq.rollout`.
-        queue: a run's queue, or the queue of all workers.
-        arguments: JSON-able keyword arguments of the task.
-    """
-    return str(sender.send_task(name, kwargs=arguments, queue=make_queue(queue), ignore_result=True).id)
 
 
 def register_tasks(target: Celery) -> None:
@@ -151,4 +90,4 @@ def _on_import_modules(**_: Any) -> None:
 signals.import_modules.connect(_on_import_modules, sender=app, weak=False)
 
 
-__all__ = ["app", "make_app", "register_tasks", "send_command"]
+__all__ = ["app", "register_tasks"]

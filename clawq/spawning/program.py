@@ -82,10 +82,12 @@ def _converse(child: Child, request: bytes, timeout_s: float, stopped: Callable[
 
 
 def _feed(child: Child, request: bytes) -> None:
+    rest = memoryview(request + b"\n")
     with contextlib.suppress(OSError, ValueError):
-        if child.stdin is not None:
-            child.stdin.write(request + b"\n")
-            child.stdin.close()
+        assert child.stdin is not None
+        while rest:
+            rest = rest[child.stdin.write(rest) :]
+        child.stdin.close()
 
 
 def _answer(output: bytes, status: int, log_tail: str) -> dict[str, Any]:

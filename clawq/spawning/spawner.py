@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import IO
 
 from clawq.spawning.launch import PARENT_VARIABLE
 from clawq.spawning.logfile import LogFile
@@ -89,24 +90,33 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def end_tree(self, grace_s: float = 0.0) -> int:
-        """End leader and descendants: wait `grace_s` for the leader, then SIGKILL. Idempotent.
+        """End leader and descendants. Idempotent.
+
+        With a grace the leader is first told by the end of its control socket and stdin, and has `grace_s` to end by
+        itself; then SIGKILL.
 
         Returns:
             The leader's exit status (negative: the signal), or -999 if it survives SIGKILL (blocked in the kernel).
         """
         if self._process.returncode is not None:
             return self._process.returncode
-        self.wait_exit(grace_s)
+        if grace_s > 0:
+            self._close(self.control, self.stdin)
+            self.wait_exit(grace_s)
         self.kill_session()
         kill_tagged(TAG_VARIABLE, self.tag)
-        for pipe in (self.control, self.stdin, self.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._close(self.control, self.stdin, self.stdout)
         try:
             return self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             return -999
+
+    @staticmethod
+    def _close(*pipes: "socket.socket | IO[bytes] | None") -> None:
+        for pipe in pipes:
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def kill_tagged(variable: str, value: str) -> int:
@@ -193,6 +203,8 @@ def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool
             pass_fds=() if theirs is None else (theirs.fileno(),),
             env=variables,
             start_new_session=True,
+            # Unbuffered: a buffer's lock would make closing wait for a writer that is stuck.
+            bufsize=0,
         )
     except BaseException:
         if ours is not None:

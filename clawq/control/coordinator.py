@@ -1,0 +1,198 @@
+"""The coordinator of one run: `python -m clawq.control.coordinator RUN_ID`, a child of the learner.
+
+Four times a second it looks (queue length, heartbeats, control record, events) and does what `reconcile` says: it
+keeps leases waiting and sends evaluations. It holds nothing that it could not derive again, so it may be killed and
+started at any time. It ends when its stdin ends (the learner is gone) or the run is no longer registered; then the
+run's queues are removed.
+
+Redis being away is waited out. URLs come from CLAWQ_BROKER_URL and CLAWQ_DATA_URL, never from argv.
+"""
+
+import logging
+import os
+import select
+import sys
+import time
+from typing import Any
+
+from celery import Celery
+
+from clawq.config import RunConfig
+from clawq.control.celery_settings import make_app, send_command
+from clawq.control.evaluations import Evaluations
+from clawq.control.queues import ACTIVE_STATES, lease_queue, run_queues, task_queue
+from clawq.control.reconcile import Action, Desired, DropLeases, GiveUp, SendEvaluation, SendLeases, Snapshot, reconcile
+from clawq.control.settings import HostSettings
+from clawq.errors import ClawqError, TransportError, UserError, WeightsGone
+from clawq.transport.client import connect
+from clawq.transport.control import ControlRecord, Events, Heartbeats, RunRecord, RunRegistry
+from clawq.transport.pins import Pins
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+#: The registry is read every so many looks.
+_REGISTRY_LOOKS = 4
+_LONGEST_BACK_OFF_S = 5.0
+
+
+class Coordinator:
+    """Looks and acts; all decisions are in `clawq.control.reconcile`.
+
+    Args:
+        run: the run's record.
+        broker_url: Celery and the registry.
+        data_url: control record, heartbeats, events.
+    """
+
+    def __init__(self, run: RunRecord, broker_url: str, data_url: str) -> None:
+        self.run = run
+        self._config = RunConfig.model_validate(run.config)
+        self._sender: Celery = make_app(broker_url)
+        self._broker: Any = self._sender.connection_for_write()
+        self._broker_errors = (OSError, *self._broker.connection_errors, *self._broker.channel_errors)
+        self._registry = RunRegistry(connect(broker_url))
+        data = connect(data_url)
+        self._control = ControlRecord(data, run.keys)
+        self._heartbeats = Heartbeats(data, run.keys)
+        self._events = Events(data, run.keys)
+        self._pins = Pins(data, run.keys)
+        self._evaluations = Evaluations(self._config.evaluation.episodes)
+        self._last_event = "0-0"
+        self._looks = 0
+        self.registered = True
+
+    def turn(self, now_s: float) -> list[Action]:
+        """Look once, act once; returns what was done. Raises TransportError while a Redis is away."""
+        try:
+            actions = reconcile(self._desired(), self._look(now_s), now_s)
+            for action in actions:
+                self._act(action, now_s)
+        except self._broker_errors as error:
+            # A broken connection is of no further use; the next turn opens another one.
+            self._broker.release()
+            self._broker = self._sender.connection_for_write()
+            raise TransportError(f"the broker cannot be reached: {error}") from error
+        return actions
+
+    def remove_queues(self) -> None:
+        """Delete what is left in the run's queues. Raises TransportError if the broker is away."""
+        try:
+            for name in run_queues(self.run.run_id):
+                self._broker.default_channel.queue_purge(name)
+        except self._broker_errors as error:
+            raise TransportError(f"the broker cannot be reached: {error}") from error
+
+    def _desired(self) -> Desired:
+        if self._looks % _REGISTRY_LOOKS == 0:
+            record = self._registry.get(self.run.run_id)
+            self.registered = record is not None and record.tag == self.run.tag and record.state in ACTIVE_STATES
+        self._looks += 1
+        control = self._control.read()
+        return Desired(
+            collect=self.registered and not (control is not None and control.stop),
+            max_actors=self._config.actors.max_actors,
+            evaluation_timeout_s=self._config.evaluation.timeout_s,
+        )
+
+    def _look(self, now_s: float) -> Snapshot:
+        # To the end: acting on half of what happened would do again what was done.
+        while page := self._events.read(self._last_event):
+            for event in page:
+                self._last_event = event.id
+                self._evaluations.take(event, now_s)
+        beats = self._heartbeats.read().values()
+        return Snapshot(
+            waiting=self._waiting(),
+            slots=sum(beat.slots for beat in beats),
+            busy=sum(beat.busy for beat in beats),
+            evaluations=self._evaluations.outstanding,
+        )
+
+    def _waiting(self) -> int:
+        declared = self._broker.default_channel.queue_declare(queue=lease_queue(self.run.run_id))
+        return int(declared.message_count)
+
+    def _act(self, action: Action, now_s: float) -> None:
+        run_id = self.run.run_id
+        match action:
+            case SendLeases(count):
+                for _ in range(count):
+                    self._send("clawq.rollout", lease_queue(run_id), seconds=self._config.actors.lease_s)
+            case DropLeases():
+                self._broker.default_channel.queue_purge(lease_queue(run_id))
+            case SendEvaluation():
+                self._send_evaluation(action, now_s)
+            case GiveUp(evaluation, reason):
+                facts: dict[str, Any] = {"id": evaluation.id, "label": evaluation.label, "version": evaluation.version}
+                log.warning("evaluation of weights %d is given up: %s", evaluation.version, reason)
+                self._events.append("evaluation_failed", **facts, reason=reason, error=f"given up: {reason}")
+
+    def _send_evaluation(self, action: SendEvaluation, now_s: float) -> None:
+        evaluation = action.evaluation
+        try:
+            # Pinned, or it would be gone before a worker has imported torch.
+            self._pins.pin(evaluation.version, f"evaluation-{evaluation.label or 'any'}")
+        except WeightsGone:
+            # It may not have been published yet; if it never is, the evaluation is given up in time.
+            return
+        self._send(
+            "clawq.evaluate",
+            task_queue(self.run.run_id),
+            version=evaluation.version,
+            episodes=evaluation.episodes,
+            seed=self._config.evaluation.seed,
+            label=evaluation.label,
+            evaluation=evaluation.id,
+            timeout_s=self._config.evaluation.timeout_s,
+        )
+        self._evaluations.sent(evaluation, now_s)
+
+    def _send(self, task: str, queue: str, **arguments: Any) -> None:
+        send_command(self._sender, task, queue, self._broker, run_id=self.run.run_id, **arguments)
+
+
+def find_run(broker_url: str, run_id: str) -> RunRecord:
+    """The record of a run. Raises UserError if there is none."""
+    run = RunRegistry(connect(broker_url)).get(run_id)
+    if run is None:
+        raise UserError(f"there is no run {run_id!r} on this broker; `clawq status` lists the runs")
+    return run
+
+
+def coordinate(coordinator: Coordinator) -> None:
+    """Turn after turn until stdin ends or the run is over."""
+    away_s = 0.0
+    while coordinator.registered and not _stdin_ended(max(PERIOD_S, away_s)):
+        try:
+            coordinator.turn(time.monotonic())
+            away_s = 0.0
+        except TransportError as error:
+            if not away_s:
+                log.warning("%s; waiting for it", error)
+            away_s = min(max(0.5, away_s * 2), _LONGEST_BACK_OFF_S)
+    try:
+        coordinator.remove_queues()
+    except TransportError as error:
+        log.warning("the queues of the run could not be removed: %s", error)
+
+
+def _stdin_ended(timeout_s: float) -> bool:
+    ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 65_536)
+
+
+def main() -> int:
+    """Entry point of the process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        broker_url, data_url = HostSettings.from_host().require_urls()
+        coordinate(Coordinator(find_run(broker_url, sys.argv[1]), broker_url, data_url))
+    except ClawqError as error:
+        log.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What should be in a run's queues, decided purely: `reconcile(desired, snapshot, now) → actions`.
+
+Leases are fungible credits. A few are kept waiting: one for each free slot, and two more, so that a worker that joins,
+or whose lease just ended, finds one at once. While actors are busy nothing piles up. With no worker in sight two wait.
+
+Evaluations are wanted by events of the run and answered by events; what is wanted and not answered is outstanding. One
+that nobody started within `PICKUP_S` is sent again (Celery on Redis may lose a task); one that failed through no fault
+of the policy is sent again a few times; one that takes too long is given up, loudly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: Leases that wait beside those for free slots.
+SPARE_LEASES = 2
+#: A sent evaluation that nobody began within this time is sent again, seconds.
+PICKUP_S = 15.0
+#: Most times that one evaluation is sent.
+MAX_ATTEMPTS = 3
+#: Failures that say nothing about the policy: the worker ended, or the program was killed.
+PASSING_FAILURES = frozenset({"stopped", "died"})
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the run asks for.
+
+    Attributes:
+        collect: actors shall collect.
+        max_actors: most actors at a time.
+        evaluation_timeout_s: an evaluation that takes longer is given up.
+    """
+
+    collect: bool
+    max_actors: int
+    evaluation_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One wanted evaluation.
+
+    Attributes:
+        id: of the event that asked for it.
+        version: weights version.
+        label: `training` or `final`.
+        episodes: how many.
+        wanted_s: when it was asked for, on the clock of `now_s`.
+        sent_s: when it was last sent, None before.
+        started_s: when a worker began, None before.
+        attempts: times sent.
+    """
+
+    id: str
+    version: int
+    label: str
+    episodes: int
+    wanted_s: float
+    sent_s: float | None = None
+    started_s: float | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is.
+
+    Attributes:
+        waiting: leases in the run's queue.
+        slots: of all workers that serve the run.
+        busy: slots that run a lease (of any run).
+        evaluations: outstanding ones.
+    """
+
+    waiting: int
+    slots: int = 0
+    busy: int = 0
+    evaluations: tuple[Evaluation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendLeases:
+    """Send so many leases."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropLeases:
+    """Empty the lease queue: nobody shall collect."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvaluation:
+    """Send this evaluation (again)."""
+
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop waiting for this evaluation and say so."""
+
+    evaluation: Evaluation
+    reason: str
+
+
+Action: TypeAlias = SendLeases | DropLeases | SendEvaluation | GiveUp
+
+
+def reconcile(desired: Desired, snapshot: Snapshot, now_s: float) -> list[Action]:
+    """The actions that bring `snapshot` closer to `desired`. Doing them twice does no harm."""
+    actions = _about_leases(desired, snapshot)
+    for evaluation in snapshot.evaluations:
+        action = _about_evaluation(evaluation, snapshot.evaluations, desired.evaluation_timeout_s, now_s)
+        if action is not None:
+            actions.append(action)
+    return actions
+
+
+def leases_wanted(desired: Desired, snapshot: Snapshot) -> int:
+    """How many leases should wait in the queue."""
+    if not desired.collect:
+        return 0
+    free = max(0, snapshot.slots - snapshot.busy)
+    # Ten slots end about one lease between two looks.
+    spare = SPARE_LEASES + snapshot.slots // 10
+    return max(0, min(free + spare, desired.max_actors - snapshot.busy))
+
+
+def _about_leases(desired: Desired, snapshot: Snapshot) -> list[Action]:
+    if not desired.collect:
+        return [DropLeases()] if snapshot.waiting else []
+    missing = leases_wanted(desired, snapshot) - snapshot.waiting
+    return [SendLeases(missing)] if missing > 0 else []
+
+
+def _about_evaluation(
+    evaluation: Evaluation, outstanding: Sequence[Evaluation], timeout_s: float, now_s: float
+) -> Action | None:
+    if evaluation.started_s is not None:
+        late = now_s - evaluation.started_s > timeout_s + PICKUP_S
+        return GiveUp(evaluation, "timeout") if late else None
+    if any(other.label == evaluation.label and other.wanted_s > evaluation.wanted_s for other in outstanding):
+        return GiveUp(evaluation, "superseded")
+    if now_s - evaluation.wanted_s > timeout_s + PICKUP_S:
+        return GiveUp(evaluation, "no_worker")
+    if evaluation.sent_s is None or now_s - evaluation.sent_s > PICKUP_S:
+        return SendEvaluation(evaluation)
+    return None
+
+
+__all__ = [
+    "MAX_ATTEMPTS",
+    "PASSING_FAILURES",
+    "PICKUP_S",
+    "Action",
+    "Desired",
+    "DropLeases",
+    "Evaluation",
+    "GiveUp",
+    "SendEvaluation",
+    "SendLeases",
+    "Snapshot",
+    "leases_wanted",
+    "reconcile",
+]
