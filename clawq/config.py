@@ -178,7 +178,7 @@ class Redis(Section):
     broker_url: str | None = None
     data_url: str | None = None
     data_memory_mb: Annotated[int, Field(ge=64)] = 1024
-    window_bytes: Annotated[int, Field(ge=65_536)] = 8_000_000
+    window_bytes: Annotated[int, Field(ge=65_536)] = 1_000_000
     stream_bytes: Annotated[int, Field(ge=1_000_000)] | None = None
 
 

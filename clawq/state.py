@@ -105,17 +105,24 @@ class ServerState:
                 _file(folder).unlink(missing_ok=True)
 
 
-def resolve_urls(redis: "Redis | None" = None, env: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """(broker_url, data_url) from the configuration, else the environment, else the host's state file.
+def named_urls(redis: "Redis | None" = None, env: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """(broker_url, data_url) from the configuration, else from CLAWQ_BROKER_URL and CLAWQ_DATA_URL.
 
-    The environment variables are CLAWQ_BROKER_URL and CLAWQ_DATA_URL. A place that names only one of the two means it
-    for both. None: nothing is named anywhere, and `clawq up` starts its own.
+    A place that names only one of the two means it for both. None: neither place names any.
     """
     env = os.environ if env is None else env
     configured = (redis.broker_url, redis.data_url) if redis is not None else (None, None)
     for broker, data in (configured, (env.get("CLAWQ_BROKER_URL"), env.get("CLAWQ_DATA_URL"))):
         if broker or data:
             return broker or data or "", data or broker or ""
+    return None
+
+
+def resolve_urls(redis: "Redis | None" = None, env: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """`named_urls`, else what the host's state file announces; None: there is no Redis to be found."""
+    named = named_urls(redis, env)
+    if named is not None:
+        return named
     state = ServerState.read(state_dir(env))
     return (state.broker_url, state.data_url) if state is not None else None
 
@@ -170,4 +177,4 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["ServerState", "process_start", "resolve_urls", "state_dir"]
+__all__ = ["ServerState", "named_urls", "process_start", "resolve_urls", "state_dir"]

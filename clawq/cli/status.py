@@ -28,7 +28,7 @@ _OVER = ("done", "failed")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the runs, or one RUN in detail."""
-    view = _View()
+    view = View()
     if watch:
         _watch(view, run_id)
         return
@@ -44,7 +44,7 @@ def status(run_id: str | None, watch: bool, as_json: bool) -> None:
             _print_brief(view, run)
 
 
-class _View:
+class View:
     """What Redis says about runs.
 
     Raises UserError when no Redis is known, TransportError when it cannot be used.
@@ -62,18 +62,18 @@ class _View:
                 "no clawq Redis is running on this machine; for one elsewhere set CLAWQ_BROKER_URL and CLAWQ_DATA_URL"
             )
         broker_url, data_url = urls
-        self._registry = RunRegistry(connect(broker_url))
-        self._store = connect(data_url)
+        self.registry = RunRegistry(connect(broker_url))
+        self.data = connect(data_url)
 
     def runs(self) -> "list[RunRecord]":
-        return self._registry.list()
+        return self.registry.list()
 
     def find(self, run_id: str) -> "RunRecord":
         import difflib
 
         from clawq.errors import UserError
 
-        run = self._registry.get(run_id)
+        run = self.registry.get(run_id)
         if run is not None:
             return run
         known = [other.run_id for other in self.runs()]
@@ -84,12 +84,12 @@ class _View:
     def snapshot(self, run: "RunRecord") -> "Snapshot":
         from clawq.transport.control import Board
 
-        return {"stage": run.state, **Board(self._store, run.keys).read(), "run": run.run_id}
+        return {"stage": run.state, **Board(self.data, run.keys).read(), "run": run.run_id}
 
     def workers(self, run: "RunRecord") -> "dict[str, Heartbeat]":
         from clawq.transport.control import Heartbeats
 
-        return Heartbeats(self._store, run.keys).read()
+        return Heartbeats(self.data, run.keys).read()
 
     def facts(self, run: "RunRecord") -> dict[str, Any]:
         from dataclasses import asdict
@@ -104,14 +104,14 @@ class _View:
         }
 
 
-def _print_brief(view: _View, run: "RunRecord") -> None:
+def _print_brief(view: View, run: "RunRecord") -> None:
     from clawq.cli.screen import line
 
     click.echo(f"{run.run_id}  {run.state}")
     click.echo(f"  {line(view.snapshot(run))}")
 
 
-def _print_one(view: _View, run: "RunRecord") -> None:
+def _print_one(view: View, run: "RunRecord") -> None:
     from clawq.cli.screen import rows
 
     click.echo(run.run_id)
@@ -124,7 +124,7 @@ def _print_one(view: _View, run: "RunRecord") -> None:
         click.echo("  worker      none; start one with `clawq worker start`")
 
 
-def _watch(view: _View, run_id: str | None) -> None:
+def _watch(view: View, run_id: str | None) -> None:
     from clawq.cli.screen import Screen
     from clawq.errors import UserError
 

@@ -136,6 +136,13 @@ class Claim:
         return max(1, int(self.ttl_s * 1000))
 
 
+def holder_of(client: Any, key: str) -> str | None:
+    """Who holds the claim at `key`, in words; None if nobody does."""
+    with translated(client):
+        value = client.get(key)
+    return None if value is None else _holder_of(value)
+
+
 def watched(client: Any, keys: tuple[str, ...], once: Callable[[Any], bool]) -> bool:
     """Run `once` under WATCH of `keys`, again whenever one of them changed before its MULTI was executed."""
     with translated(client):

@@ -1,0 +1,97 @@
+"""`clawq learner start | stop | status`: the learner daemon of a run whose workers are elsewhere."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clawq.cli.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from clawq.programs.daemon import Order
+
+#: How long `stop` waits for the learner to write its checkpoint and leave, seconds.
+STOP_S = 20.0
+
+
+@click.group()
+def learner() -> None:
+    """Start or stop a learner that uses workers elsewhere."""
+
+
+@learner.command()
+@click.argument("config", required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--run", "run_id", help="Name of the run; default: made from the configuration's name and the time.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
+def start(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> None:
+    """Train CONFIG with whatever workers serve this Redis; ends when the budget is spent."""
+    from clawq.programs.daemon import run_daemon
+
+    stop = stop_on_signals()
+    report = run_daemon(_order(config, overrides, run_id, resume), stop, click.echo)
+    click.echo(f"ended: {report['ended']}")
+    for name, file in report.get("pictures", {}).items():
+        click.echo(f"{name}: {file}")
+    click.echo(f"run folder: {report['folder']}")
+
+
+def _order(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> "Order":
+    from clawq.config_file import load_config
+    from clawq.programs.daemon import Order
+
+    if config is None and resume is None:
+        raise click.UsageError("give a CONFIG, or --resume FOLDER")
+    if config is not None and "=" in config and resume is not None:
+        config, overrides = str(resume / "config.yaml"), (config, *overrides)
+    return Order(load_config(config, overrides) if config is not None else None, run_id, resume)
+
+
+@learner.command()
+@click.argument("run_id", metavar="RUN")
+def stop(run_id: str) -> None:
+    """Stop the learner of RUN, wherever it runs; it writes a checkpoint first."""
+    from clawq.cli.status import View
+    from clawq.errors import ClawqError
+    from clawq.transport.control import Events
+
+    view = View()
+    run = view.find(run_id)
+    Events(view.data, run.keys).append("stop_wanted")
+    deadline = time.monotonic() + STOP_S
+    while view.registry.get(run_id) is not None:
+        if time.monotonic() > deadline:
+            raise ClawqError(
+                f"the learner of {run_id} ({run.learner.get('host')}, pid {run.learner.get('pid')}) did not stop within "
+                f"{STOP_S:g} s. If it was killed, remove what it left: `clawq learner forget {run_id}`"
+            )
+        time.sleep(0.1)
+    click.echo("stopped")
+
+
+@learner.command()
+@click.argument("run_id", metavar="RUN")
+def forget(run_id: str) -> None:
+    """Take a run whose learner was killed off the list; refused while the learner lives."""
+    from clawq.cli.status import View
+    from clawq.errors import UserError
+    from clawq.transport.claims import holder_of
+
+    view = View()
+    run = view.find(run_id)
+    holder = holder_of(view.data, run.keys.claim("learner"))
+    if holder is not None:
+        raise UserError(f"run {run_id} is alive: {holder}")
+    view.registry.remove(run_id)
+    click.echo(f"forgot {run_id}; its streams are kept, resume it with --resume {run.learner.get('folder', 'FOLDER')}")
+
+
+@learner.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.pass_context
+def status(ctx: click.Context, run_id: str | None) -> None:
+    """Show the runs and their learners (the same as `clawq status`)."""
+    from clawq.cli.status import status as show
+
+    ctx.invoke(show, run_id=run_id)

@@ -1,0 +1,215 @@
+"""The end of a run: last weights, last evaluation, pictures and the report.
+
+A run that spent its budget ends whole: actors stop, the final weights are published and kept as a file, the final
+evaluation is a task like any other (where no worker takes it, the learner's host runs the same program), then the
+learning curve and the animation are made by programs of their own, which may fail without harming the run.
+
+A run that is stopped early gets a checkpoint and a short report, and can be resumed.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from clawq.cores import thread_env
+from clawq.errors import ActorFailed
+from clawq.programs.run import Run, write_json
+from clawq.programs.train import Trainer
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.program import run_program
+from clawq.spawning.spawner import Spawner
+
+log = logging.getLogger(__name__)
+
+#: How long the final weights may take to reach Redis, seconds; then Redis counts as gone.
+PUBLISH_S = 20.0
+#: How long the pictures may take, seconds.
+PICTURES_S = 180.0
+#: How long a final evaluation waits for a worker to take it before the learner's host does it itself, seconds.
+PICKUP_S = 20.0
+#: Pause between two looks while something else is under way, seconds.
+LOOK_S = 0.1
+
+
+class Finish:
+    """Ends one run.
+
+    Args:
+        run: which one.
+        data_url: the data Redis, for the programs.
+        spawner: starts them.
+        trainer: what was trained.
+    """
+
+    def __init__(self, run: Run, data_url: str, spawner: Spawner, trainer: Trainer) -> None:
+        self._run, self._data_url, self._spawner, self._trainer = run, data_url, spawner, trainer
+        self._started_s = time.time()
+        untrained = run.weights / "untrained.safetensors"
+        if not untrained.exists() and trainer.parts.updater.updates == 0:
+            save_file(trainer.parts.updater.algorithm.weights(), untrained)
+
+    def stopped_early(self, reason: str) -> dict[str, Any]:
+        """Checkpoint and report of a run that was not finished."""
+        self._stage("stopping")
+        if self._trainer.parts.updater.updates > 0:
+            self._trainer.checkpoint(wait=True)
+        return self._write_report({"ended": reason, "resumable": True})
+
+    def complete(self, stop: threading.Event, say: Callable[[str], None]) -> dict[str, Any]:
+        """All of the end; `stop` cuts it short."""
+        trainer, link = self._trainer, self._trainer.parts.link
+        say(f"budget reached: {trainer.parts.budget.reached}")
+        self._stage("evaluating")
+        link.end_actors()
+        version = trainer.publish()
+        trainer.checkpoint(wait=True)
+        self._wait(lambda: link.published_version >= version, PUBLISH_S, stop)
+        save_file(trainer.parts.updater.algorithm.weights(), self._run.weights / "final.safetensors")
+        evaluation = self._evaluate(version, stop)
+        if evaluation is not None:
+            trainer.take_evaluation(evaluation)
+            say(describe_evaluation(evaluation))
+        self._stage("drawing")
+        pictures = self._draw(stop)
+        report = self._write_report(
+            {
+                "ended": trainer.parts.budget.reached,
+                "final_evaluation": evaluation,
+                "pictures": pictures,
+                "resumable": evaluation is None,
+            }
+        )
+        self._stage("done")
+        link.notify("run_done", version=version)
+        return report
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, version: int, stop: threading.Event) -> dict[str, Any] | None:
+        """The final evaluation of `version`, or None if it could not be had."""
+        settings = self._run.config.evaluation
+        self._trainer.request_evaluation(version, "final", settings.final_episodes)
+        found: dict[str, Any] = {}
+
+        def arrived() -> bool:
+            for event in self._trainer.parts.link.take_events():
+                if event.facts.get("label") != "final" or event.facts.get("version") != version:
+                    continue
+                if event.kind == "evaluation":
+                    found.update(event.facts)
+                elif event.kind == "evaluation_started":
+                    found["started"] = True
+                elif event.kind == "evaluation_failed":
+                    log.warning("the final evaluation failed: %s", event.facts.get("error"))
+                    found["failed"] = True
+            return "mean_return" in found or "failed" in found
+
+        self._wait(lambda: arrived() or "started" in found, PICKUP_S, stop)
+        if "started" in found:
+            self._wait(arrived, settings.timeout_s, stop)
+        if "mean_return" in found or stop.is_set():
+            return found if "mean_return" in found else None
+        log.warning("no worker evaluated the final weights; this host does it")
+        request = {
+            **self._described(),
+            "version": version,
+            "episodes": settings.final_episodes,
+            "seed": settings.seed,
+        }
+        answer = self._exec("clawq.programs.evaluate", request, settings.timeout_s, stop)
+        return None if answer is None else {**answer, "label": "final"}
+
+    # --- pictures ----------------------------------------------------------------------------------------------------
+
+    def _draw(self, stop: threading.Event) -> dict[str, str]:
+        """Learning curve and animation; name -> file of what could be made."""
+        record = self._run.config.record
+        pictures: dict[str, str] = {}
+        curve = {"folder": str(self._run.folder), "out": str(self._run.folder / "curve.png")}
+        animation = {
+            **self._described(),
+            "trained": str(self._run.weights / "final.safetensors"),
+            "untrained": str(self._run.weights / "untrained.safetensors"),
+            "out": str(self._run.folder / f"hand.{record.format}"),
+            "episodes": record.episodes,
+            "seed": self._run.config.evaluation.seed,
+        }
+        jobs: list[tuple[str, str, Mapping[str, Any]]] = [("curve", "clawq.programs.curve", curve)]
+        if record.animation and Path(str(animation["untrained"])).exists():
+            jobs.append(("animation", "clawq.programs.record", animation))
+        for name, program, request in jobs:
+            answer = self._exec(program, request, PICTURES_S, stop)
+            if answer is not None:
+                pictures[name] = str(answer.get("file", request["out"]))
+        return pictures
+
+    def _described(self) -> dict[str, Any]:
+        run = self._run
+        config, spec = run.config.model_dump(mode="json"), run.spec.to_json()
+        return {"run": {"id": run.id, "tag": run.tag, "config": config, "spec": spec}, "data_url": self._data_url}
+
+    def _exec(
+        self, program: str, request: Mapping[str, Any], timeout_s: float, stop: threading.Event
+    ) -> dict[str, Any] | None:
+        """Run a program beside the gauges; None (and a warning) if it failed or `stop` was set."""
+        log_file = LogFile(self._run.logs / f"{program.rpartition('.')[2]}.log")
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(
+                run_program, self._spawner, program, request, log_file, timeout_s, thread_env(1), stop.is_set
+            )
+            self._wait(future.done, timeout_s + 10.0, threading.Event())
+        try:
+            return future.result()
+        except ActorFailed as error:
+            note = f"{program.rpartition('.')[2]}: {error}"
+            log.warning("%s", note)
+            self._trainer.parts.link.show({"note": note.splitlines()[0]})
+            return None
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    def _write_report(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        trainer, now_s = self._trainer, time.monotonic()
+        report = {
+            "run": self._run.id,
+            "folder": str(self._run.folder),
+            **facts,
+            "seconds": round(trainer.parts.budget.used_s(now_s), 2),
+            "numbers": trainer.numbers(now_s),
+        }
+        write_json(self._run.folder / "report.json", report)
+        return report
+
+    def _stage(self, stage: str) -> None:
+        self._trainer.stage = stage
+        self._trainer.gauge(time.monotonic())
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float, stop: threading.Event) -> bool:
+        """Wait until `done`, the gauges going on; False after `timeout_s` or when stopped."""
+        deadline, gauge_at = time.monotonic() + timeout_s, 0.0
+        while not done():
+            now_s = time.monotonic()
+            if now_s >= deadline or stop.is_set():
+                return False
+            if now_s >= gauge_at:
+                gauge_at = now_s + 1.0
+                self._trainer.parts.link.check()
+                self._trainer.gauge(now_s)
+            time.sleep(LOOK_S)
+        return True
+
+
+def describe_evaluation(evaluation: Mapping[str, Any]) -> str:
+    """One line for people."""
+    success = evaluation.get("success")
+    shown = "" if success is None else f", success {float(success):.2f}"
+    return (
+        f"final evaluation of weights {evaluation['version']} over {evaluation['episodes']} episodes: "
+        f"mean return {float(evaluation['mean_return']):.3f}{shown}"
+    )

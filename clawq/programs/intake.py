@@ -1,0 +1,93 @@
+"""The intake: fragments from the consumer into the replay ring, as the rate limiter allows.
+
+Runs on the learner's own thread, between updates, never during one. It is the only place where experience becomes part
+of the learner's state: the ring, the normaliser, the limiter and the committed cursors change together here.
+"""
+
+import math
+import time
+from collections import deque
+
+import numpy as np
+import torch
+
+from clawq.core import Algorithm
+from clawq.replay.consumer import Consumer
+from clawq.replay.rate_limiter import Unlimited
+from clawq.replay.ring import ReplayRing
+from clawq.replay.staging import Staged
+from clawq.types import Fragment, Metrics
+
+#: Training episodes whose mean is reported.
+EPISODES_AVERAGED = 100
+
+
+class Intake:
+    """Commits staged fragments.
+
+    Attributes:
+        env_steps: valid env steps committed over the whole run.
+        fragments: fragments committed by this process.
+        blocked: the limiter keeps staged fragments from being committed.
+    """
+
+    def __init__(self, consumer: Consumer, ring: ReplayRing, limiter: Unlimited, algorithm: Algorithm) -> None:
+        self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
+        self._pending: deque[Staged] = deque()
+        self._episodes: deque[tuple[float, int, float]] = deque(maxlen=EPISODES_AVERAGED)
+        self.env_steps = 0
+        self.fragments = 0
+        self.blocked = False
+
+    def commit(self, most: int) -> int:
+        """Commit up to `most` fragments; returns how many. Never waits."""
+        done = 0
+        self.blocked = False
+        while done < most:
+            if not self._pending:
+                self._pending.extend(self._consumer.take(most))
+            if not self._pending:
+                break
+            steps = int(self._pending[0].fragment.valid.sum())
+            if not self._limiter.can_insert(steps):
+                self.blocked = True
+                break
+            self._commit_one(self._pending.popleft(), steps)
+            done += 1
+        return done
+
+    def _commit_one(self, staged: Staged, steps: int) -> None:
+        fragment = staged.fragment
+        self._observe(fragment)
+        self._ring.insert(fragment)
+        self._limiter.inserted(steps)
+        self._consumer.commit(staged)
+        self.env_steps += steps
+        self.fragments += 1
+        self._episodes.extend((e.episode_return, e.length, e.success) for e in fragment.meta.episodes)
+
+    def _observe(self, fragment: Fragment) -> None:
+        """Show the algorithm's normaliser each valid row [T, N] once."""
+        steps, envs = fragment.valid.shape
+        rows = {
+            key: torch.from_numpy(np.ascontiguousarray(column[:-1])).reshape(steps * envs, *column.shape[2:])
+            for key, column in fragment.obs.items()
+        }
+        self._algorithm.observe(rows, torch.from_numpy(np.ascontiguousarray(fragment.valid)).reshape(-1))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a fragment to be staged, at most that long (a plain pause while the limiter holds one back)."""
+        if self._pending:
+            time.sleep(timeout_s)
+        else:
+            self._pending.extend(self._consumer.take(1, timeout_s))
+
+    def episode_metrics(self) -> Metrics:
+        """Means over the last training episodes, exploration included; empty before the first one ended."""
+        if not self._episodes:
+            return {}
+        returns, lengths, successes = (np.array(column, np.float64) for column in zip(*self._episodes, strict=True))
+        metrics = {"episode/return": float(returns.mean()), "episode/length": float(lengths.mean())}
+        known = successes[~np.isnan(successes)]
+        success = float(known.mean()) if known.size else math.nan
+        return metrics if math.isnan(success) else metrics | {"episode/success": success}

@@ -1,0 +1,242 @@
+"""The learner daemon, from start to end: find or make the run, put its parts together, train, finish.
+
+    open    claim and register the run, start its coordinator    (`clawq.programs.session`)
+    build   the parts, restored from the newest checkpoint when the run is resumed
+    train   `clawq.programs.train`
+    finish  final weights, final evaluation, pictures, report        (`clawq.programs.finish`)
+    close   actors are told to stop, threads end, the claim is given back
+
+Ended early (SIGTERM, Ctrl-C, an error) it writes a last checkpoint, leaves the streams where they are, and can be
+resumed: optimisers, targets, normaliser, limiter, cursors and the weights version go on, and the ring is rebuilt from
+what the streams retain.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+import torch
+
+from clawq import plugins
+from clawq.config import RunConfig
+from clawq.core import AlgorithmPlugin, Control
+from clawq.cores import CorePlan, available_cores, plan_cores
+from clawq.errors import CheckpointInvalid, UserError
+from clawq.metrics import open_writers
+from clawq.programs.budget import BudgetMeter
+from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.finish import Finish
+from clawq.programs.intake import Intake
+from clawq.programs.link import Link, Wires
+from clawq.programs.run import Run
+from clawq.programs.session import Session
+from clawq.programs.train import Parts, Trainer
+from clawq.programs.updater import Updater
+from clawq.replay.consumer import Consumer
+from clawq.replay.rate_limiter import make_limiter
+from clawq.replay.refill import refill
+from clawq.replay.ring import ReplayRing, forecast_bytes
+from clawq.replay.samplers import UniformSampler
+from clawq.replay.staleness import StalenessRule
+from clawq.replay.validation import Examiner, FragmentCheck
+from clawq.transport.client import max_memory_bytes
+from clawq.transport.codec import decode
+from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
+from clawq.transport.readers import StreamReader
+from clawq.transport.weights import WeightsPublisher
+
+#: Share of the data server's memory that the streams may take: publishing must always fit.
+STREAM_SHARE = 0.55
+#: Stream budget where the server has no memory limit.
+UNLIMITED_STREAM_BYTES = 1_000_000_000
+#: Share of the free memory that the ring may take.
+RING_SHARE = 0.8
+#: How long ending may take until threads and children are left behind or killed, seconds.
+END_S = 5.0
+
+
+def choose_device(wanted: str) -> str:
+    """`auto`, `cpu` or `cuda:i` -> a torch device; UserError if it is not there."""
+    if wanted == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda"):
+        count = torch.cuda.device_count()
+        if int(wanted.partition(":")[2]) >= count:
+            raise UserError(
+                f"learner.device: {wanted} is not there; torch {torch.__version__} sees {count} CUDA devices. "
+                "Use auto or cpu, or install a CUDA build of torch."
+            )
+    return wanted
+
+
+def core_plan(config: RunConfig, device: str) -> CorePlan:
+    """How the cores of this machine are divided for this run."""
+    wanted = config.cores
+    return plan_cores(available_cores(), wanted.learner_threads, wanted.slots, wanted.actor_threads, device)
+
+
+def run_learner(session: Session, stop: threading.Event, say: Callable[[str], None], resume: bool) -> dict[str, Any]:
+    """Train a run to its end, or until `stop` is set; returns the report (also in report.json).
+
+    Args:
+        session: the open run.
+        stop: set it to end early (a checkpoint is written).
+        say: one line for people.
+        resume: go on from the newest checkpoint.
+
+    Raises:
+        UserError: the ring does not fit; the device is not there.
+        LearnerError: training cannot go on; a checkpoint was written.
+        ClaimLost: another learner took the run over.
+    """
+    device = choose_device(session.run.config.learner.device)
+    cores = core_plan(session.run.config, device)
+    torch.set_num_threads(cores.learner_threads)
+    say(f"learner: device {device}; {cores.text}")
+    session.state = "failed"
+    with ExitStack() as stack:
+        trainer, writers = build(session, device, resume, say)
+        stack.callback(writers.close)
+        stack.callback(trainer.close)
+        stack.callback(trainer.parts.link.stop, END_S)
+        stack.callback(trainer.parts.consumer.close, END_S)
+        trainer.parts.consumer.start()
+        trainer.parts.link.start()
+        trainer.publish()
+        finish = Finish(session.run, session.data_url, session.spawner, trainer)
+        try:
+            trainer.train(stop)
+        except BaseException as error:
+            finish.stopped_early(str(error) or type(error).__name__)
+            raise
+        if trainer.parts.budget.reached is None:
+            session.state = "stopped"
+            return finish.stopped_early("stopped by the user")
+        report = finish.complete(stop, say)
+        session.state = "stopped" if report["resumable"] else "done"
+        return report
+
+
+def build(session: Session, device: str, resume: bool, say: Callable[[str], None]) -> tuple[Trainer, Any]:
+    """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
+    run, config = session.run, session.run.config
+    check_ring_fits(run, device)
+    plugin: AlgorithmPlugin = plugins.load("algorithms", config.algorithm.name)
+    options = plugin.Options.model_validate(config.algorithm.options)
+    algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
+    checkpoints = Checkpoints(run.checkpoints, config.learner.keep_checkpoints)
+    state = restore(checkpoints, run, say) if resume else None
+    reader = StreamReader(session.data, session.keys, cursors=state["consumer"]["cursors"] if state else None)
+    dead_letters = DeadLetters(session.data, session.keys)
+    ring = ReplayRing(run.spec, config.replay.capacity, device)
+    generator = torch.Generator().manual_seed(config.seed)
+    limit = config.rate_limit
+    limiter = make_limiter(
+        limit.samples_per_insert,
+        limit.min_size_to_sample,
+        limit.error_buffer,
+        config.replay.batch_size,
+        largest_fragment_steps(run),
+    )
+    versions = Versions()
+    examiner = Examiner(decode, FragmentCheck(run.spec, run.tag))
+    consumer = Consumer(
+        reader,
+        examiner,
+        StalenessRule(config.actors.max_policy_lag),
+        versions.current,
+        dead_letters.append,
+        state=state["consumer"] if state else None,
+        staged_bytes=config.redis.window_bytes,
+    )
+    publisher = WeightsPublisher(session.data, session.keys, session.claim, config.learner.keep_weights)
+    wires = Wires(
+        claim=session.claim,
+        publisher=publisher,
+        control=ControlRecord(session.data, session.keys, session.claim),
+        events=Events(session.data, session.keys),
+        board=Board(session.data, session.keys),
+        reader=reader,
+        heartbeats=Heartbeats(session.data, session.keys),
+    )
+    desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
+    parts = Parts(
+        config=config,
+        consumer=consumer,
+        ring=ring,
+        sampler=UniformSampler(ring, generator),
+        limiter=limiter,
+        intake=Intake(consumer, ring, limiter, algorithm),
+        updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
+        link=Link(wires, desired, stream_budget(session)),
+        checkpoints=checkpoints,
+        budget=BudgetMeter(config.budget),
+    )
+    writers = open_writers(config.metrics, run.folder)
+    identity = {"format": 1, "run": run.id, "tag": run.tag, "env": run.spec.fingerprint}
+    trainer = Trainer(parts, identity, writers.write)
+    versions.trainer = trainer
+    if state is not None:
+        trainer.load_state_dict(state, publisher.head())
+        refill(ring, reader.read_back(state["consumer"]["cursors"]), examiner)
+        limiter.rebase(ring.size)
+        say(
+            f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
+            f"weights {trainer.version}; {ring.size} env steps came back from the streams"
+        )
+    return trainer, writers
+
+
+class Versions:
+    """The learner's current version, for the consumer, which is made before the trainer."""
+
+    trainer: Trainer | None = None
+
+    def current(self) -> int:
+        """Newest version handed out."""
+        return 0 if self.trainer is None else self.trainer.version
+
+
+def restore(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """The state of the newest checkpoint that can be read; says which ones could not."""
+    loaded = checkpoints.load_latest()
+    if loaded is None:
+        raise UserError(f"{run.folder} has no checkpoint to go on from; start a new run instead")
+    for path, why in loaded.skipped:
+        say(f"checkpoint {path.name} cannot be used ({why}); taking the one before it")
+    state: Mapping[str, Any] = loaded.state
+    if state.get("tag") != run.tag:
+        raise CheckpointInvalid(f"{loaded.path} is of run {state.get('run')}, not of {run.id}")
+    if state.get("env") != run.spec.fingerprint:
+        raise CheckpointInvalid(f"{loaded.path} was made with another environment spec than {run.spec.name} has now")
+    return state
+
+
+def check_ring_fits(run: Run, device: str) -> None:
+    """UserError if the ring would not fit, with the largest capacity that does."""
+    wanted = forecast_bytes(run.spec, run.config.replay.capacity)
+    free = psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info(torch.device(device))[0]
+    most = int(free * RING_SHARE)
+    if wanted > most:
+        each = forecast_bytes(run.spec, 1)
+        raise UserError(
+            f"replay.capacity: a ring of {run.config.replay.capacity} env steps takes {wanted / 1e9:.1f} GB on "
+            f"{device}, where {free / 1e9:.1f} GB are free; at most {most // each} env steps fit "
+            f"(replay.capacity={most // each})"
+        )
+
+
+def largest_fragment_steps(run: Run) -> int:
+    """Most env steps of one fragment: what fills `actors.fragment_bytes`, and the step that passes it."""
+    envs = run.config.environment.num_envs
+    return envs * (run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1)
+
+
+def stream_budget(session: Session) -> int:
+    """Bytes that the run's streams may hold."""
+    wanted = session.run.config.redis.stream_bytes
+    memory = max_memory_bytes(session.data)
+    share = int(memory * STREAM_SHARE) if memory else UNLIMITED_STREAM_BYTES
+    return share if wanted is None else min(wanted, share)

@@ -1,0 +1,274 @@
+"""The learner's line to Redis: one thread, so that no update ever waits for the network.
+
+The learner's main thread leaves things here: new weights and numbers for the board (the newest of each wins);
+the thread sends them when it can, keeps the learner's claim alive, trims the streams behind the last checkpoint and
+brings back the run's events. While Redis is away it waits with back-off and says so in `trouble`.
+
+If the data server comes back empty (its run id changed), everything that it must hold is written again: control record
+and last weights. Losing the claim to another learner ends the run: `failure` is set, and the main thread raises it.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clawq.core import Control
+from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
+from clawq.transport.claims import Claim
+from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats
+from clawq.transport.readers import StreamReader
+from clawq.transport.weights import WeightsPublisher
+from clawq.types import Array
+
+log = logging.getLogger(__name__)
+
+#: How often numbers are sent, streams trimmed and events read, seconds.
+TICK_S = 0.2
+#: Pause after a failure of Redis, seconds.
+RETRY_S = 0.5
+#: How often streams and workers are looked at, seconds.
+SWEEP_INTERVAL_S = 1.0
+#: Events that wait for the main thread; more are dropped oldest first (they stay in Redis).
+EVENTS_HELD = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One weights version on its way out."""
+
+    version: int
+    arrays: dict[str, Array]
+    updates: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The Redis side that a link works with."""
+
+    claim: Claim
+    publisher: WeightsPublisher
+    control: ControlRecord
+    events: Events
+    board: Board
+    reader: StreamReader
+    heartbeats: Heartbeats
+
+
+class Link:
+    """See the module's text. Everything public may be called from the main thread at any time.
+
+    Args:
+        wires: the Redis side.
+        desired: the control record that actors shall see (its head is moved by publishing).
+        stream_budget_bytes: how much the streams may hold before they are trimmed.
+    """
+
+    def __init__(self, wires: Wires, desired: Control, stream_budget_bytes: int) -> None:
+        self._wires = wires
+        self._desired = desired
+        self._stream_budget_bytes = stream_budget_bytes
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._weights: Outgoing | None = None
+        self._sent: Outgoing | None = None
+        self._control_due = True
+        self._board: dict[str, float | str] = {}
+        self._checkpointed: dict[str, str] = {}
+        self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
+        self._last_event = "0-0"
+        self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
+        self._figures: dict[str, float] = {}
+        self._swept_s = 0.0
+        self.trouble: str | None = None
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="clawq-link", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Send what is left and end; whether everything was sent in time. Idempotent."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive() and self._weights is None
+
+    # --- what the main thread leaves here ------------------------------------------------------------------------
+
+    def publish(self, outgoing: Outgoing) -> None:
+        """Publish these weights soon; weights that are still waiting are replaced (versions may be skipped)."""
+        with self._lock:
+            self._weights = outgoing
+        self._wake.set()
+
+    def checkpointed(self, cursors: Mapping[str, str]) -> None:
+        """A checkpoint with these cursors is on disk: what lies before them may be trimmed."""
+        with self._lock:
+            self._checkpointed = dict(cursors)
+
+    def show(self, metrics: Mapping[str, float | str]) -> None:
+        """Numbers for the board."""
+        with self._lock:
+            self._board.update(metrics)
+
+    def notify(self, kind: str, **facts: Any) -> None:
+        """Append an event to the run's events soon."""
+        with self._lock:
+            self._notices.append((kind, facts))
+        self._wake.set()
+
+    def end_actors(self) -> None:
+        """The run is over: actors end."""
+        with self._lock:
+            self._desired = replace(self._desired, stop=True)
+            self._control_due = True
+        self._wake.set()
+
+    def take_events(self) -> list[Event]:
+        """The run's events since the last call."""
+        with self._lock:
+            taken = list(self._events)
+            self._events.clear()
+        return taken
+
+    @property
+    def published_version(self) -> int:
+        """Newest version that is in Redis, 0 if none."""
+        return self._sent.version if self._sent is not None else 0
+
+    def figures(self) -> dict[str, float]:
+        """What this side knows of streams and workers, by metric name."""
+        with self._lock:
+            return dict(self._figures)
+
+    def check(self) -> None:
+        """Raise what ended the thread, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            last = self._ending.is_set()
+            try:
+                self._tick()
+                self._recovered()
+            except (StoreUnavailable, StoreFull) as error:
+                self._troubled(error)
+                if not last:
+                    self._ending.wait(RETRY_S)
+            # Whatever it is, the main thread must learn of it: nothing dies quietly.
+            except BaseException as error:
+                if not isinstance(error, ClaimLost):
+                    log.exception("the learner's line to Redis failed")
+                self.failure = error
+                return
+            if not last:
+                self._wake.wait(TICK_S)
+                self._wake.clear()
+
+    def _tick(self) -> None:
+        if self._wires.claim.renewal_due and self._wires.claim.renew():
+            log.warning("the learner's claim had lapsed and was taken anew")
+            self._restore()
+        if self._wires.reader.server_changed():
+            log.warning("the data Redis was restarted; control record and weights are written again")
+            self._restore()
+        self._send_control()
+        self._send_weights()
+        self._send_small()
+        self._wires.reader.trim(self._checkpointed, self._stream_budget_bytes)
+        self._receive()
+        self._look_around()
+
+    def _send_weights(self) -> None:
+        with self._lock:
+            outgoing = self._weights
+        if outgoing is None:
+            return
+        self._wires.publisher.publish(outgoing.arrays, outgoing.version, outgoing.updates, outgoing.metadata)
+        with self._lock:
+            self._sent = outgoing
+            if self._weights is outgoing:
+                self._weights = None
+
+    def _send_small(self) -> None:
+        with self._lock:
+            board, notices = self._board, list(self._notices)
+            self._board = {}
+            self._notices.clear()
+        try:
+            for kind, facts in notices:
+                self._wires.events.append(kind, **facts)
+            self._wires.board.write(board)
+        except TransportError:
+            with self._lock:
+                self._board = board | self._board
+                self._notices.extendleft(reversed(notices))
+            raise
+
+    def _receive(self) -> None:
+        found = self._wires.events.read(self._last_event)
+        if found:
+            self._last_event = found[-1].id
+            with self._lock:
+                self._events.extend(found)
+
+    def _send_control(self) -> None:
+        with self._lock:
+            due, desired = self._control_due, self._desired
+            self._control_due = False
+        if not due:
+            return
+        try:
+            self._wires.control.write(
+                stop=desired.stop, window_bytes=desired.window_bytes, config_epoch=desired.config_epoch
+            )
+        except TransportError:
+            self._control_due = True
+            raise
+
+    def _restore(self) -> None:
+        """Write again what the data server must hold; it came back empty or our claim had run out."""
+        self._last_event = "0-0"
+        with self._lock:
+            self._control_due = True
+            self._weights = self._weights or self._sent
+
+    def _look_around(self) -> None:
+        """Note what streams and workers look like, and take drained streams of gone actors away."""
+        now_s = time.monotonic()
+        if now_s - self._swept_s < SWEEP_INTERVAL_S:
+            return
+        self._swept_s = now_s
+        reader = self._wires.reader
+        reader.sweep()
+        beats = self._wires.heartbeats.read()
+        with self._lock:
+            self._figures = {
+                "unread_fragments": float(sum(reader.unread_entries().values())),
+                "stored_bytes": float(reader.stored_bytes()),
+                "workers": float(len(beats)),
+                "slots": float(sum(beat.slots for beat in beats.values())),
+            }
+
+    def _troubled(self, error: TransportError) -> None:
+        if self.trouble is None:
+            log.warning("Redis: %s; going on when it is back", error)
+        self.trouble = str(error)
+
+    def _recovered(self) -> None:
+        if self.trouble is not None:
+            log.warning("Redis is back")
+        self.trouble = None
+

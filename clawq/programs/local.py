@@ -1,0 +1,177 @@
+"""`clawq up`: a whole run on one machine: Redis, a worker with its slots, a learner with its coordinator.
+
+Everything is a process of its own that cannot outlive this one. This process only watches: it shows the run's board
+once a second, passes on what the learner says, and ends when the learner ends. Told to stop, it stops the learner
+first (which writes a checkpoint), then the worker, then Redis; a second signal ends everything at once.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clawq.config import RunConfig
+from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
+from clawq.errors import ActorFailed, TransportError
+from clawq.programs.run import new_run_id, prepare_folder
+from clawq.programs.servers import Servers, servers_for
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.spawner import Child, Spawner
+from clawq.transport.client import connect
+from clawq.transport.control import Board, RunRegistry
+
+#: Between two looks at the board, seconds.
+LOOK_S = 0.5
+#: How long the learner may take to stop in order, seconds; then it is killed. With the rest under 10 s in all.
+LEARNER_STOP_S = 7.0
+#: How long the worker may take.
+WORKER_STOP_S = 6.0
+
+
+class Display(Protocol):
+    """Where the run is shown."""
+
+    def show(self, snapshot: Mapping[str, float | str]) -> None:
+        """The newest numbers."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """What `clawq up` was asked to do.
+
+    Attributes:
+        config: resolved.
+        arguments: the same as words for `clawq learner start` (file and overrides).
+        resume: folder of a run to go on with.
+        run_id: wanted name.
+    """
+
+    config: RunConfig
+    arguments: Sequence[str]
+    resume: Path | None = None
+    run_id: str | None = None
+
+
+class Household:
+    """The processes of one local run, and the order in which they end."""
+
+    def __init__(self) -> None:
+        self.spawner = Spawner()
+        self.worker: Child | None = None
+        self.learner: Child | None = None
+
+    def kill(self) -> None:
+        """End everything now (second signal); Redis ends with this process."""
+        for child in (self.learner, self.worker):
+            if child is not None:
+                child.kill_session()
+
+    def end(self) -> int:
+        """Learner first, then the worker; returns the learner's exit status."""
+        status = 0
+        if self.learner is not None:
+            terminate(self.learner)
+            status = self.learner.end_tree(LEARNER_STOP_S)
+        if self.worker is not None:
+            terminate(self.worker)
+            self.worker.end_tree(WORKER_STOP_S)
+        return status
+
+
+def run_local(order: LocalRun, display: Display, stop: threading.Event, household: Household) -> int:
+    """Run to the end and return the learner's exit status.
+
+    Raises:
+        UserError: Redis cannot be had, or the run folder.
+        ActorFailed: the worker ended by itself.
+    """
+    config = order.config
+    run_id = order.resume.name if order.resume else order.run_id or new_run_id(config, time.time())
+    folder = order.resume or prepare_folder(config, run_id)
+    cores = plan_cores(available_cores(), config.cores.learner_threads, config.cores.slots, config.cores.actor_threads)
+    display.say(cores.text)
+    with servers_for(config.redis, run_id, "up", display.say) as servers:
+        try:
+            household.learner = start_learner(household.spawner, order, run_id, servers, cores, folder)
+            household.worker = start_worker(household.spawner, run_id, servers, cores, folder)
+            follow(run_id, servers, household, display, stop)
+        finally:
+            status = household.end()
+    return status
+
+
+def start_learner(
+    spawner: Spawner, order: LocalRun, run_id: str, servers: Servers, cores: CorePlan, folder: Path
+) -> Child:
+    """Exec `clawq learner start` for this run; what it says comes over a pipe."""
+    where = ["--resume", str(order.resume)] if order.resume else ["--run", run_id]
+    words = ["clawq.cli.main", "learner", "start", *order.arguments, *where]
+    env = {**servers.env, **thread_env(cores.learner_threads), "CLAWQ_UP": "1"}
+    return spawner.spawn(words, LogFile(folder / "logs" / "learner-process.log"), env, pipes=True)
+
+
+def start_worker(spawner: Spawner, run_id: str, servers: Servers, cores: CorePlan, folder: Path) -> Child:
+    """Exec `clawq worker start` for this run alone."""
+    words = ["clawq.cli.main", "worker", "start", "--slots", str(cores.slots), "--runs", run_id]
+    env = {**servers.env, "CLAWQ_ACTOR_THREADS": str(cores.actor_threads), "CLAWQ_LOG_DIR": str(folder / "logs")}
+    return spawner.spawn(words, LogFile(folder / "logs" / "worker.log"), env)
+
+
+def follow(run_id: str, servers: Servers, household: Household, display: Display, stop: threading.Event) -> None:
+    """Show the run until its learner ends or `stop` is set."""
+    learner, worker = household.learner, household.worker
+    assert learner is not None
+    assert worker is not None
+    speech = threading.Thread(target=pass_on, args=(learner, display.say), name="clawq-speech", daemon=True)
+    speech.start()
+    look = board_reader(run_id, servers)
+    while not learner.wait_exit(LOOK_S) and not stop.is_set():
+        servers.check()
+        if worker.exited():
+            raise ActorFailed(f"the worker ended by itself\n--- end of its log ---\n{worker.log.tail()}")
+        display.show(look())
+    if learner.exited():
+        speech.join(2.0)
+        display.show(look())
+
+
+def board_reader(run_id: str, servers: Servers) -> Callable[[], Mapping[str, float | str]]:
+    """A function that reads the run's board; while Redis is away it says so."""
+    registry, data = RunRegistry(connect(servers.broker_url)), connect(servers.data_url)
+    last: dict[str, float | str] = {"run": run_id, "stage": "starting"}
+
+    def look() -> Mapping[str, float | str]:
+        try:
+            record = registry.get(run_id)
+            if record is not None:
+                last.update(Board(data, record.keys).read())
+        except TransportError as error:
+            return {**last, "note": f"Redis: {error}"}
+        return dict(last)
+
+    return look
+
+
+def pass_on(child: Child, say: Callable[[str], None]) -> None:
+    """Pass on, line by line, what a child prints."""
+    assert child.stdout is not None
+    with contextlib.suppress(ValueError, OSError):
+        for line in child.stdout:
+            say(line.decode(errors="replace").rstrip())
+
+
+def terminate(child: Child) -> None:
+    """Ask a child to end."""
+    if not child.exited():
+        with contextlib.suppress(OSError):
+            os.kill(child.pid, signal.SIGTERM)

@@ -1,0 +1,147 @@
+"""A run: its name, its tag, its folder.
+
+The folder holds everything that a run leaves behind:
+
+    config.yaml       the resolved configuration
+    run.json          id, tag, environment spec; what `--resume` and `clawq status` start from
+    metrics.jsonl     one line a second;  tb/  the same for TensorBoard
+    checkpoints/      newest K and the best one
+    weights/          the untrained and the final weights, as safetensors
+    curve.png, hand.gif, report.json
+    logs/             one log for each process
+
+Identity is made once and kept over restarts: a resumed run has the same id, tag and folder.
+"""
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawq.config import RunConfig
+from clawq.config_file import to_yaml
+from clawq.errors import CheckpointInvalid, UserError
+from clawq.specs import EnvSpec
+
+RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,79}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's identity and folder.
+
+    Attributes:
+        id: name for people, unique on a Redis; also the name of its Celery queue.
+        tag: 32 hex digits, unique for ever; everything of the run in Redis is under it.
+        folder: the run folder.
+        config: the resolved configuration.
+        spec: what the environment's arrays are.
+    """
+
+    id: str
+    tag: str
+    folder: Path
+    config: RunConfig
+    spec: EnvSpec
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the process logs."""
+        return self.folder / "logs"
+
+    @property
+    def weights(self) -> Path:
+        """Folder of exported weights."""
+        return self.folder / "weights"
+
+    def save(self) -> None:
+        """Write run.json (atomically: readers see the old one or the new one)."""
+        write_json(
+            self.folder / "run.json",
+            {
+                "id": self.id,
+                "tag": self.tag,
+                "pid": os.getpid(),
+                "config": self.config.model_dump(mode="json"),
+                "spec": self.spec.to_json(),
+            },
+        )
+
+
+def new_run_id(config: RunConfig, now_s: float) -> str:
+    """`<name>-<seed>-<local time>`, as hand-reach-s0-1129-141502."""
+    return f"{config.name}-s{config.seed}-{time.strftime('%m%d-%H%M%S', time.localtime(now_s))}"
+
+
+def prepare_folder(config: RunConfig, run_id: str) -> Path:
+    """The folder of a new run, with room for logs; UserError if it is a run's already or cannot be made."""
+    check_run_id(run_id)
+    folder = Path(config.folder).expanduser().absolute() / run_id
+    if (folder / "run.json").exists():
+        raise UserError(
+            f"the run folder {folder} exists already. Choose another --run name, or go on with it: --resume {folder}"
+        )
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the run folder {folder}: {error.strerror}. Choose another with folder=PATH."
+        ) from None
+    return folder
+
+
+def create_run(config: RunConfig, run_id: str, spec: EnvSpec) -> Run:
+    """Make a new run in its folder, with a tag of its own."""
+    run = Run(run_id, secrets.token_hex(16), prepare_folder(config, run_id), config, spec)
+    make_folders(run)
+    (run.folder / "config.yaml").write_text(to_yaml(config))
+    run.save()
+    return run
+
+
+def open_run(folder: Path, config: RunConfig | None) -> Run:
+    """The run of an existing folder, with its own configuration or (if given) a changed one."""
+    try:
+        raw: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        spec = EnvSpec.from_json(raw["spec"])
+        kept = RunConfig.model_validate(raw["config"])
+        run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is not a run folder: it has no run.json. Give the folder that `clawq up` printed."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointInvalid(f"{folder / 'run.json'} cannot be read: {error}") from error
+    make_folders(run)
+    return run
+
+
+def make_folders(run: Run) -> None:
+    """The folders inside a run folder."""
+    for folder in (run.checkpoints, run.logs, run.weights):
+        folder.mkdir(exist_ok=True)
+
+
+def check_run_id(run_id: str) -> None:
+    """UserError unless the name can be a folder and a queue name."""
+    if not RUN_ID.match(run_id):
+        raise UserError(
+            f"run name {run_id!r} cannot be used: lower-case letters, digits, '.', '_' and '-' only, at most 80, "
+            "beginning with a letter or digit"
+        )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,112 @@
+"""A learner's session: the run claimed and registered, its coordinator started, everything given back at the end.
+
+This part is light (no torch), so that a run is known to its workers, and their actors boot, while the learner is still
+importing. One learner for each run: the claim is exclusive, with a time limit that Redis keeps.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawq.errors import ClaimHeld, TransportError, UserError
+from clawq.programs.run import Run
+from clawq.spawning.logfile import LogFile
+from clawq.spawning.spawner import Child, Spawner
+from clawq.transport.claims import Claim
+from clawq.transport.client import check_server, connect
+from clawq.transport.control import ControlRecord, RunRecord, RunRegistry, delete_run
+from clawq.transport.keys import RunKeys
+
+log = logging.getLogger(__name__)
+
+#: The learner's claim runs out when it was silent for so long, seconds.
+CLAIM_TTL_S = 10.0
+
+
+@dataclass(slots=True)
+class Session:
+    """An open run: clients, claim, and what it will be called when it is over."""
+
+    run: Run
+    broker_url: str
+    data_url: str
+    broker: Any
+    data: Any
+    keys: RunKeys
+    claim: Claim
+    spawner: Spawner
+    record: RunRecord
+    state: str = "running"
+
+
+@contextmanager
+def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> Iterator[Session]:
+    """Claim and register the run; afterwards tell its actors to stop, and give everything back."""
+    broker, data = connect(broker_url), connect(data_url)
+    check_server(broker, "broker")
+    check_server(data, "data")
+    keys = RunKeys(run.tag)
+    holder = f"learner {run.id} on {socket.gethostname()}, pid {os.getpid()}"
+    try:
+        claim = Claim.take(data, keys.claim("learner"), holder, CLAIM_TTL_S)
+    except ClaimHeld as error:
+        raise UserError(
+            f"run {run.id} has a learner already: {error.holder}. Stop it with `clawq learner stop {run.id}`, or start "
+            f"another run. (If that learner was killed, its claim runs out within {CLAIM_TTL_S:.0f} s.)"
+        ) from None
+    record = RunRecord(
+        run_id=run.id,
+        tag=run.tag,
+        config=run.config.model_dump(mode="json"),
+        spec=run.spec.to_json(),
+        state="running",
+        created_ms=int(time.time() * 1000),
+        learner={"host": socket.gethostname(), "pid": os.getpid(), "folder": str(run.folder)},
+    )
+    session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
+    coordinator: Child | None = None
+    try:
+        RunRegistry(broker).add(record)
+        coordinator = start_coordinator(session)
+        yield session
+    finally:
+        if coordinator is not None:
+            coordinator.end_tree(1.0)
+        close_session(session)
+
+
+def close_session(session: Session) -> None:
+    """Take the run off the list, and its keys too if it is done; what cannot be reached is left to run out."""
+    try:
+        RunRegistry(session.broker).remove(session.run.id)
+        ControlRecord(session.data, session.keys).request_stop()
+        session.claim.release()
+        if session.state == "done":
+            delete_run(session.data, session.keys)
+    except TransportError as error:
+        log.warning("while closing run %s: %s", session.run.id, error)
+    finally:
+        session.broker.close()
+        session.data.close()
+
+
+def start_coordinator(session: Session) -> Child:
+    """Exec the coordinator; it ends with us."""
+    env = {
+        "CLAWQ_BROKER_URL": session.broker_url,
+        "CLAWQ_DATA_URL": session.data_url,
+        "CLAWQ_RUN": session.run.tag,
+    }
+    log_file = LogFile(session.run.logs / "coordinator.log")
+    return session.spawner.spawn(["clawq.control.coordinator", session.run.id], log_file, env, pipes=True)
+
+
+def run_folder_of(record: RunRecord) -> Path:
+    """Where a registered run keeps its files, on its learner's host."""
+    return Path(str(record.learner.get("folder", "")))

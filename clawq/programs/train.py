@@ -1,0 +1,357 @@
+"""The learner's main loop: commit, sample, update, publish, checkpoint, until the budget is spent.
+
+    while the run goes on:
+        intake.commit()                      # staged fragments into the ring, as the rate limiter allows
+        if limiter.can_sample(B): updater.update(batch)
+        else:                     wait for a fragment
+        now and then:             publish weights, checkpoint, tell the gauges
+
+One thread runs it; reading and publishing have threads of their own (`Consumer`, `Link`), and a checkpoint is written
+by a third while updates go on. Composition and the ends of a run are in `clawq.programs.learner`.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawq.config import RunConfig
+from clawq.errors import ActorFailed, CheckpointNotWritten, RateLimitTimeout
+from clawq.programs.budget import BudgetMeter
+from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.gauges import Rate
+from clawq.programs.intake import Intake
+from clawq.programs.link import Link, Outgoing
+from clawq.programs.updater import Updater
+from clawq.replay.consumer import Consumer
+from clawq.replay.nstep import gather
+from clawq.replay.rate_limiter import Patience, Unlimited
+from clawq.replay.ring import ReplayRing
+from clawq.replay.samplers import UniformSampler
+
+log = logging.getLogger(__name__)
+
+#: Fragments committed between two updates at the most: committing must not starve the updates.
+COMMITS_PER_UPDATE = 4
+#: How long the loop waits for a fragment when it can neither commit nor sample, seconds.
+IDLE_WAIT_S = 0.05
+#: How often the board and the writers get numbers, seconds.
+GAUGE_INTERVAL_S = 1.0
+#: Actor failures after which a run that never got a fragment gives up.
+FAILURES_AT_START = 5
+#: Updates between two looks at the policy lag of a batch (it costs a transfer from the device).
+LAG_EVERY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a trainer works with; made by `clawq.programs.learner`."""
+
+    config: RunConfig
+    consumer: Consumer
+    ring: ReplayRing
+    sampler: UniformSampler
+    limiter: Unlimited
+    intake: Intake
+    updater: Updater
+    link: Link
+    checkpoints: Checkpoints
+    budget: BudgetMeter
+
+
+@dataclass(slots=True)
+class Shown:
+    """What the gauges remember between two looks."""
+
+    env_rate: Rate = field(default_factory=Rate)
+    update_rate: Rate = field(default_factory=Rate)
+    lag: tuple[float, float, float] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state that may be saved: the weights version it made, and how far the streams were taken over."""
+
+    version: int
+    state: dict[str, Any]
+    cursors: dict[str, str]
+
+
+class Trainer:
+    """Runs the loop. `stage` says what it is doing, for people.
+
+    Args:
+        parts: see Parts.
+        identity: what a checkpoint must name to be recognised (run tag, spec, config).
+        report: called every second with the run's numbers, for the metric writers.
+    """
+
+    def __init__(
+        self, parts: Parts, identity: Mapping[str, Any], report: Callable[[int, float, dict[str, float]], None]
+    ) -> None:
+        self.parts = parts
+        self.version = 0
+        self.stage = "waiting for actors"
+        self.best_return = -math.inf
+        self._identity = dict(identity)
+        self._report = report
+        self._shown = Shown()
+        self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
+        self._stop = threading.Event()
+        self._failures = 0
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="clawq-checkpoint")
+        self._saving: deque[Future[None]] = deque()
+        self._candidate: Candidate | None = None
+        self._published_s = self._gauged_s = self._evaluated_s = -math.inf
+        self._checkpointed_s = time.monotonic()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self, stop: threading.Event) -> None:
+        """Train until the budget is spent or `stop` is set.
+
+        Raises LearnerError when learning cannot go on, ClaimLost when another learner took the run over.
+        """
+        parts = self.parts
+        self._stop = stop
+        while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.intake.env_steps):
+            committed = parts.intake.commit(COMMITS_PER_UPDATE)
+            if committed:
+                parts.budget.start(time.monotonic())
+            updated = self._update_once()
+            if not committed and not updated:
+                self._wait()
+            self._now_and_then(time.monotonic())
+
+    def _update_once(self) -> bool:
+        parts, replay = self.parts, self.parts.config.replay
+        if not parts.limiter.can_sample(replay.batch_size) or parts.ring.size == 0:
+            return False
+        rows = parts.sampler.rows(replay.batch_size)
+        batch = gather(parts.ring, rows, replay.n_step, replay.gamma, replay.reward_scale)
+        parts.updater.update(batch, parts.budget.progress(time.monotonic(), parts.intake.env_steps))
+        parts.limiter.sampled(replay.batch_size)
+        self.stage = "training"
+        self._patience.moved("sample")
+        if parts.updater.updates % LAG_EVERY == 0:
+            lag = self.version - batch.weights_version
+            self._shown.lag = (float(lag.min()), float(lag.double().mean()), float(lag.max()))
+        return True
+
+    def _wait(self) -> None:
+        """Nothing can be done now: wait for a fragment, and say what is missing."""
+        parts = self.parts
+        if parts.intake.fragments == 0:
+            self.stage = "waiting for actors"
+        elif parts.limiter.filling:
+            self.stage = "filling the ring"
+        else:
+            self.stage = "waiting for experience"
+            self._complain_when_stuck()
+        parts.intake.wait(IDLE_WAIT_S)
+
+    def _complain_when_stuck(self) -> None:
+        """Workers may come and go, so a long wait is no error here; it is told."""
+        try:
+            self._patience.blocked("sample")
+        except RateLimitTimeout as error:
+            self.parts.link.show({"note": str(error)})
+            log.warning("%s", error)
+
+    def _now_and_then(self, now_s: float) -> None:
+        learner = self.parts.config.learner
+        self.parts.link.check()
+        self._note_checkpoint()
+        if now_s - self._published_s >= learner.publish_interval_s and self._has_news():
+            self.publish()
+            self._published_s = now_s
+        if now_s - self._gauged_s >= GAUGE_INTERVAL_S:
+            self._gauged_s = now_s
+            self.gauge(now_s)
+            self._read_events()
+        if now_s - self._checkpointed_s >= learner.checkpoint_interval_s:
+            self.checkpoint()
+        self._evaluate_when_due(now_s)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def _has_news(self) -> bool:
+        return self.version == 0 or self.parts.updater.updates > self._published_updates
+
+    _published_updates = 0
+
+    def publish(self) -> int:
+        """Hand the current weights to the link under the next version; returns it."""
+        updater = self.parts.updater
+        self.version += 1
+        self._published_updates = updater.updates
+        arrays = {name: tensor.numpy() for name, tensor in updater.algorithm.weights().items()}
+        metadata = {"env_steps": self.parts.intake.env_steps}
+        self.parts.link.publish(Outgoing(self.version, arrays, updater.updates, metadata))
+        return self.version
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluate_when_due(self, now_s: float) -> None:
+        interval_s = self.parts.config.evaluation.interval_s
+        if interval_s is None or self.parts.updater.updates == 0:
+            return
+        if self._evaluated_s == -math.inf:
+            self._evaluated_s = now_s
+        left_s = self.parts.budget.left_s(now_s)
+        # One that would overlap with the final evaluation only takes cores away from the last updates.
+        if now_s - self._evaluated_s >= interval_s and (left_s is None or left_s > interval_s / 2):
+            self._evaluated_s = now_s
+            version = self.publish()
+            self._candidate = Candidate(version, self.state_dict(), self.parts.consumer.committed_cursors())
+            self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
+
+    def request_evaluation(self, version: int, label: str, episodes: int) -> None:
+        """Ask the coordinator for an evaluation of these weights."""
+        self.parts.link.notify("evaluation_wanted", version=version, label=label, episodes=episodes)
+
+    def _read_events(self) -> None:
+        for event in self.parts.link.take_events():
+            if event.kind == "evaluation":
+                self.take_evaluation(event.facts)
+            elif event.kind == "stop_wanted":
+                self._stop.set()
+            elif event.kind == "actor_failed":
+                self._note_failure(event.facts)
+
+    def _note_failure(self, facts: Mapping[str, Any]) -> None:
+        """Show why an actor failed; if none has ever worked, end with its words instead of waiting for ever."""
+        self._failures += 1
+        error = str(facts.get("error", ""))
+        self.parts.link.show({"note": f"actor on {facts.get('worker')}: {error.splitlines()[0] if error else '?'}"})
+        if self.parts.intake.fragments == 0 and self._failures >= FAILURES_AT_START:
+            raise ActorFailed(f"no actor could start; {self._failures} tries failed. The last one: {error}")
+
+    def take_evaluation(self, facts: Mapping[str, Any]) -> None:
+        """An evaluation is done: show it, keep the best, end the run if it is good enough."""
+        names = ("mean_return", "std_return", "success", "mean_length", "version")
+        numbers = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
+        self._shown.evaluation = numbers
+        mean_return, success = numbers["eval/mean_return"], numbers.get("eval/success")
+        self.parts.budget.scored(mean_return, success)
+        if mean_return > self.best_return:
+            self.best_return = mean_return
+            self._keep_candidate(int(facts["version"]), mean_return)
+        self._report(self.parts.intake.env_steps, self.parts.budget.used_s(time.monotonic()), numbers)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed learner needs (DESIGN §5), as tensors and plain values; copies."""
+        parts = self.parts
+        return {
+            **self._identity,
+            "algorithm": parts.updater.algorithm.state_dict(),
+            "limiter": parts.limiter.state_dict(),
+            "sampler": parts.sampler.state_dict(),
+            "consumer": parts.consumer.state_dict(),
+            "version": self.version,
+            "updates": parts.updater.updates,
+            "skipped_updates": parts.updater.skipped,
+            "env_steps": parts.intake.env_steps,
+            "used_s": parts.budget.used_s(time.monotonic()),
+            "best_return": self.best_return,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], head: int) -> None:
+        """Go on from a checkpoint. Versions never go back: the next one is above both the checkpoint's and `head`."""
+        parts = self.parts
+        parts.updater.algorithm.load_state_dict(state["algorithm"])
+        parts.limiter.load_state_dict(state["limiter"])
+        parts.sampler.load_state_dict(state["sampler"])
+        self.version = max(int(state["version"]), head)
+        parts.updater.updates = self._published_updates = int(state["updates"])
+        parts.updater.skipped = int(state["skipped_updates"])
+        parts.intake.env_steps = int(state["env_steps"])
+        parts.budget.used_before_s = float(state["used_s"])
+        self.best_return = float(state["best_return"])
+
+    def checkpoint(self, wait: bool = False) -> None:
+        """Write a checkpoint beside the loop; skipped while another one is being written, unless `wait`."""
+        if self._saving and not wait:
+            return
+        self._checkpointed_s = time.monotonic()
+        self._save(Candidate(self.version, self.state_dict(), self.parts.consumer.committed_cursors()), None)
+        while wait and self._saving:
+            self._saving[0].exception()
+            self._note_checkpoint()
+
+    def _keep_candidate(self, version: int, score: float) -> None:
+        """Save the state that made the evaluated weights, with its score."""
+        if self._candidate is not None and self._candidate.version == version:
+            self._save(self._candidate, score)
+            self._candidate = None
+
+    def _save(self, candidate: Candidate, score: float | None) -> None:
+        def save() -> None:
+            self.parts.checkpoints.save(candidate.state, int(candidate.state["updates"]), score)
+            if score is None:
+                self.parts.link.checkpointed(candidate.cursors)
+
+        self._saving.append(self._saver.submit(save))
+
+    def _note_checkpoint(self) -> None:
+        """Raise what a finished save ran into; a full disk is only a warning: the older ones are intact."""
+        while self._saving and self._saving[0].done():
+            error = self._saving.popleft().exception()
+            if isinstance(error, CheckpointNotWritten):
+                log.warning("%s", error)
+                self.parts.link.show({"note": str(error)})
+                self.parts.link.notify("checkpoint_failed", error=str(error))
+            elif error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the checkpoint thread after what it is writing."""
+        self._saver.shutdown(wait=True)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def gauge(self, now_s: float) -> None:
+        """Send the run's numbers to the board and to the writers."""
+        numbers = self.numbers(now_s)
+        note = self.parts.link.trouble
+        self.parts.link.show({**numbers, "stage": self.stage, "note": note or ""})
+        self._report(self.parts.intake.env_steps, self.parts.budget.used_s(now_s), numbers)
+
+    def numbers(self, now_s: float) -> dict[str, float]:
+        """The run's numbers by the names of clawq.metrics.CATALOGUE."""
+        parts, counts = self.parts, self.parts.consumer.counts
+        numbers: dict[str, float] = {
+            "env_steps": parts.intake.env_steps,
+            "env_steps_per_s": self._shown.env_rate.observe(now_s, parts.intake.env_steps),
+            "updates": parts.updater.updates,
+            "updates_per_s": self._shown.update_rate.observe(now_s, parts.updater.updates),
+            "samples_per_insert": parts.limiter.samples / max(1, parts.limiter.inserts),
+            "wall_s": parts.budget.used_s(now_s),
+            "progress": parts.budget.progress(now_s, parts.intake.env_steps),
+            "weights_version": self.version,
+            "ring/fill": parts.ring.fill,
+            "ring/size": parts.ring.size,
+            "limiter/error": parts.limiter.error,
+            "fragments": parts.intake.fragments,
+            "duplicates": counts.duplicates,
+            "gap_fragments": counts.gap_fragments,
+            "produced_steps": counts.produced_steps,
+            "non_finite_updates": parts.updater.skipped,
+        }
+        left_s = parts.budget.left_s(now_s)
+        if left_s is not None:
+            numbers["time_left_s"] = left_s
+        if self._shown.lag is not None:
+            numbers |= dict(zip(("policy_lag/min", "policy_lag/mean", "policy_lag/max"), self._shown.lag, strict=True))
+        numbers |= {f"drops/{reason}": float(steps) for reason, steps in counts.dropped_steps.items()}
+        numbers |= {f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()}
+        numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
+        return numbers | parts.link.figures() | parts.intake.episode_metrics() | self._shown.evaluation
