@@ -131,14 +131,16 @@ def _watch(view: View, run_id: str | None) -> None:
     runs = view.runs()
     if run_id is None and not runs:
         raise UserError("there is no run to watch")
-    run = view.find(run_id or runs[-1].run_id)
+    run: RunRecord | None = view.find(run_id or runs[-1].run_id)
     with Screen(sys.stdout) as screen:
-        while True:
+        # A run that is over is taken off the list.
+        while run is not None:
             screen.show(view.snapshot(run))
             if run.state in _OVER:
                 return
             time.sleep(_WATCH_S)
-            run = view.find(run.run_id)
+            run = view.registry.get(run.run_id)
+        screen.say("the run is over")
 
 
 def _place(learner: dict[str, Any]) -> str:

@@ -84,3 +84,14 @@ def test_a_redis_that_is_away_is_status_3(
     monkeypatch.setenv("CLAWQ_DATA_URL", f"unix://{tmp_path}/absent")
     assert run(["status"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_watching_a_run_that_is_taken_off_the_list_ends(
+    demo: str, broker_client: redis.Redis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = RunRegistry(broker_client)
+    # The pause between two looks is when the learner ends.
+    monkeypatch.setattr("clawq.cli.status.time.sleep", lambda _: registry.remove(demo))
+    assert run(["status", "--watch", demo]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["training | env steps 12.3k | evaluation success 50% | drops none", "the run is over"]
