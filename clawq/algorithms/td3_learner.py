@@ -177,7 +177,7 @@ class Td3:
         backward(self._critic.layers, work.critic_tape, self._critic.gradients)
         return {
             "critic_loss": torch.mul(weighted, error).sum() / work.rows,
-            "critic_grad_norm": torch.dot(self._critic.gradient, self._critic.gradient).sqrt(),
+            "critic_grad_norm": torch.linalg.vector_norm(self._critic.gradient),
             "q_mean": value.mean(),
         }
 
@@ -208,7 +208,7 @@ class Td3:
         backward(self._actor.layers, work.actor_tape, self._actor.gradients)
         return {
             "actor_loss": -value.mean(),
-            "actor_grad_norm": torch.dot(self._actor.gradient, self._actor.gradient).sqrt(),
+            "actor_grad_norm": torch.linalg.vector_norm(self._actor.gradient),
             "action_saturation": (action.abs() > SATURATED).float().mean(),
         }
 
