@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from redis._parsers import Encoder
@@ -30,6 +30,12 @@ _JOIN_BYTES = 6000
 OLDEST_VERSION = (6, 2)
 TESTED_VERSION = (7, 0)
 _SCHEMES = ("redis", "rediss", "unix")
+_CLUSTER_ERRORS = (
+    redis.exceptions.RedisClusterException,
+    redis.exceptions.ClusterError,
+    redis.exceptions.AskError,
+    redis.exceptions.ClusterCrossSlotError,
+)
 _SECRET_ARGUMENTS = frozenset({"password", "ssl_password"})
 
 
@@ -73,18 +79,12 @@ def _packer() -> Any:
 
 
 def redact(url: str) -> str:
-    """The URL without its password, for texts."""
-    try:
-        parts = urlsplit(url)
-        netloc = parts.netloc
-        if "@" in netloc:
-            user, _, host = netloc.rpartition("@")
-            name = user.partition(":")[0]
-            netloc = f"{name}:***@{host}" if ":" in user else f"{name}@{host}"
-        query = [(k, "***" if k in _SECRET_ARGUMENTS else v) for k, v in parse_qsl(parts.query, keep_blank_values=True)]
-        return urlunsplit((parts.scheme, netloc, parts.path, urlencode(query, safe="*/:"), ""))
-    except ValueError:
-        return re.sub(r"://[^/]*@", "://***@", url)
+    """The URL without its password, for texts; rather too much is hidden than too little."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    user, at, host = rest.rpartition("@")
+    if at and ":" in user:
+        rest = f"{user.partition(':')[0]}:***@{host}"
+    return scheme + separator + re.sub(r"(password=)[^&#]*", r"\1***", rest)
 
 
 def describe(client: redis.Redis) -> str:
@@ -106,7 +106,7 @@ def celery_url(url: str) -> str:
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     query["virtual_host"] = query.pop("db", "0")
-    secret = f":{quote(parts.password, safe='')}@" if parts.password else ""
+    secret = f":{parts.password}@" if parts.password else ""
     return f"redis+socket://{secret}{parts.path}?{urlencode(query)}"
 
 
@@ -141,7 +141,7 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
         return StoreUnfit(f"{where} refuses us: {text}. Check user, password and rights (ACL)")
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return StoreUnfit(f"{where} is a read-only replica; clawq needs the primary")
-    if isinstance(error, (redis.exceptions.RedisClusterException, redis.exceptions.ClusterError)):
+    if isinstance(error, _CLUSTER_ERRORS):
         return StoreUnfit(f"{where} is a node of a Redis Cluster that does not own our keys: {text}")
     if isinstance(error, redis.TimeoutError):
         return StoreUnavailable(f"{where} did not answer in time: {text}")

@@ -28,8 +28,9 @@ Broker server (AOF)
 |----------------------|--------|----------------------------------|--------------------------|---------------------|
 | `clawq:runs`         | hash   | run id -> JSON of the run record | number of live runs      | learner, workers    |
 | `clawq.<run id>`     | list   | Celery queue of the run          | a few leases             | coordinator, workers|
+| `clawq:c:*`          | -      | what Celery keeps for itself     | Celery's; see control    | Celery, Celery      |
 
-Celery's own keys (`_kombu.binding.*`, `unacked*`) on the broker are Celery's.
+The queues get Celery's prefix too (see clawq.control.queues).
 """
 
 import re

@@ -1,0 +1,160 @@
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawq.errors import ClawqError, StoreFull, StoreUnavailable, StoreUnfit, TransportError
+from clawq.transport.client import (
+    celery_url,
+    check_server,
+    connect,
+    max_memory_bytes,
+    redact,
+    server_run_id,
+    translate,
+    translated,
+)
+from clawq.transport.server import EmbeddedRedis
+
+
+def test_a_usable_server_passes_and_tells_its_version(data_client: redis.Redis) -> None:
+    assert check_server(data_client, "data") >= (6, 2)
+    assert max_memory_bytes(data_client) == 512 * 2**20
+    assert len(server_run_id(data_client)) == 40
+
+
+def test_a_server_that_evicts_keys_is_refused_with_what_to_set(own_servers: EmbeddedRedis) -> None:
+    client = connect(own_servers.data_url)
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(StoreUnfit, match=r"allkeys-lru.*Set `maxmemory-policy noeviction`"):
+        check_server(client, "data")
+    client.close()
+
+
+class _OldServer(socketserver.StreamRequestHandler):
+    """Answers INFO as a Redis 5 would: no such server can be installed here any more."""
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            for _ in range(2 * int(line[1:])):
+                self.rfile.readline()
+            text = b"redis_version:5.0.7\r\nmaxmemory_policy:noeviction\r\nrun_id:0\r\n"
+            self.wfile.write(b"$%d\r\n%s\r\n" % (len(text), text))
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldServer) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_is_too_old_is_refused_with_the_versions(old_server: str) -> None:
+    client = connect(old_server)
+    with pytest.raises(StoreUnfit, match=r"the broker Redis at redis://127\.0\.0\.1.*is version 5\.0\.7.*needs 6\.2"):
+        check_server(client, "broker")
+    client.close()
+
+
+def test_an_unreachable_server_is_told_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    started = time.monotonic()
+    for url in (f"redis://:secret@127.0.0.1:{port}/0", "unix:///nonexistent/socket?db=0"):
+        with pytest.raises(StoreUnavailable, match=r"the data Redis at .* cannot be reached") as told:
+            check_server(connect(url, timeout_s=1.0), "data")
+        assert "secret" not in str(told.value)
+    assert time.monotonic() - started < 2.0, "no retries inside redis-py"
+
+
+def test_a_server_that_hangs_is_given_up_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.3)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="did not answer in time"), translated(client):
+            client.ping()
+        assert time.monotonic() - started < 1.5
+        client.close()
+
+
+@pytest.mark.parametrize("url", ["http://h:1/", "h:6379", "", "redis+socket:///x", "rediss://u:pass@h:nonsense/0"])
+def test_what_is_no_redis_url_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(StoreUnfit, match=r"no (usable )?Redis URL") as told:
+        connect(url)
+    assert "pass" not in str(told.value)
+
+
+def test_a_wrong_password_is_told_without_any_password(own_servers: EmbeddedRedis) -> None:
+    admin = connect(own_servers.data_url)
+    admin.config_set("requirepass", "rightpassword")
+    path = own_servers.data_url.removeprefix("unix://")
+    for url in (own_servers.data_url, f"unix://:wrongpassword@{path}"):
+        with pytest.raises(StoreUnfit, match="Check user, password and rights") as told:
+            check_server(connect(url), "data")
+        assert "password@" not in str(told.value)
+        assert "wrongpassword" not in str(told.value)
+        assert "rightpassword" not in str(told.value)
+    check_server(connect(f"unix://:rightpassword@{path}"), "data")
+    admin.close()
+
+
+passwords = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=12, max_size=30)
+
+
+@given(passwords)
+def test_a_password_never_shows_in_a_redacted_url(password: str) -> None:
+    spelled = quote(password, safe="")
+    for url in (f"redis://:{spelled}@h:1/0", f"rediss://user:{spelled}@h/0", f"unix:///s?db=0&password={spelled}"):
+        shown = redact(url)
+        assert spelled not in shown
+        assert password not in shown
+        assert "***" in shown
+
+
+def test_a_url_without_password_is_shown_as_it_is() -> None:
+    for url in ("redis://host:6379/0", "unix:///run/x/d?db=0", "redis://user@host:1/2"):
+        assert redact(url) == url
+
+
+def test_exceptions_become_ours_by_what_the_caller_can_do() -> None:
+    cases: list[tuple[Exception, type[ClawqError]]] = [
+        (redis.ConnectionError("refused"), StoreUnavailable),
+        (redis.TimeoutError("slow"), StoreUnavailable),
+        (redis.BusyLoadingError("loading"), StoreUnavailable),
+        (redis.ResponseError("MISCONF Redis is configured to save"), StoreUnavailable),
+        (redis.exceptions.OutOfMemoryError("command not allowed"), StoreFull),
+        (redis.AuthenticationError("WRONGPASS"), StoreUnfit),
+        (redis.exceptions.NoPermissionError("NOPERM"), StoreUnfit),
+        (redis.ReadOnlyError("READONLY"), StoreUnfit),
+        (redis.exceptions.MovedError("1 h:1"), StoreUnfit),
+        (redis.ResponseError("WRONGTYPE"), TransportError),
+    ]
+    for error, expected in cases:
+        assert type(translate(error)) is expected, error
+    with pytest.raises(ZeroDivisionError), translated():
+        raise ZeroDivisionError
+
+
+def test_a_server_that_cannot_be_reached_by_celery_is_spelled_its_way() -> None:
+    assert celery_url("redis://:pw@h:1/0") == "redis://:pw@h:1/0"
+    assert celery_url("unix:///run/b?db=0") == "redis+socket:///run/b?virtual_host=0"
+    assert celery_url("unix://:p%40w@/run/b?db=2") == "redis+socket://:p%40w@/run/b?virtual_host=2"
+
+
+def test_large_values_are_written_without_copies_and_come_back(data_client: redis.Redis, run_keys: object) -> None:
+    key = f"{getattr(run_keys, 'prefix')}metrics"  # noqa: B009
+    blob = bytearray(4_000_000)
+    blob[-1] = 7
+    data_client.hset(key, mapping={"a": memoryview(blob), "b": b"", "c": "text"})
+    assert data_client.hgetall(key) == {b"a": bytes(blob), b"b": b"", b"c": b"text"}
