@@ -31,57 +31,71 @@ def gather(ring: ReplayRing, rows: torch.Tensor, n: int, gamma: float, reward_sc
         reward_scale: factor on every reward.
 
     Returns:
-        A batch on the ring's device; importance weights are 1.
+        A batch on the ring's device; importance weights are 1. Its arrays are views of one packed gather, contiguous
+        only along their last axes.
     """
     rows = rows.to(ring.device)
-    slots = rows % ring.capacity
-    last, reward, discount = _walk(ring, rows, slots, n, gamma)
-    if reward_scale != 1.0:
-        reward = reward * reward_scale
-    column = ring.columns
-    batch = len(rows)
-    after = (last + column["hop"].tensor.index_select(0, last % ring.capacity)) % ring.capacity
-    # One gather for obs and next_obs of a key; the two halves are contiguous views.
-    both = torch.cat((slots, after))
-    seen = {key: one.tensor.index_select(0, both) for key, one in ring.obs.items()}
+    slots, batch = rows % ring.capacity, len(rows)
+    links = ring.links.select(slots)
+    last, later, discounts = _walk(ring, slots, links[:, 0], n, gamma)
+    # One gather for obs and next_obs; the two halves are views.
+    both = torch.cat((slots, _onward(ring, last, links[:, 0] if n == 1 else None)))
+    packed = ring.packed.select(both)
+    now, after = packed[:batch], packed[batch:]
     return Batch(
-        obs={key: pair[:batch] for key, pair in seen.items()},
-        action=column["action"].tensor.index_select(0, slots),
-        reward=reward,
-        discount=discount,
-        next_obs={key: pair[batch:] for key, pair in seen.items()},
+        obs=ring.obs_of(now, slots),
+        action=ring.packed.part(now, "action"),
+        reward=(ring.packed.part(now, "reward") + later) * reward_scale,
+        # discount = γ^k · (1 − terminated_{t+k−1})
+        discount=discounts * (ring.packed.part(now, "bootstrap") if n == 1 else _lane(ring, "bootstrap", last)),
+        next_obs=ring.obs_of(after, both[batch:]),
         importance_weight=torch.ones(batch, device=ring.device),
         row=rows,
-        weights_version=column["weights_version"].tensor.index_select(0, slots).long(),
-        extras={name: one.tensor.index_select(0, slots) for name, one in ring.extras.items()},
+        weights_version=links[:, 1].long(),
+        extras=ring.extras_of(now, slots),
     )
 
 
 def _walk(
-    ring: ReplayRing, rows: torch.Tensor, slots: torch.Tensor, n: int, gamma: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The last row of each return (int64 [B]), the summed reward and the discount (float32 [B])."""
-    column = ring.columns
-    reward = column["reward"].tensor.index_select(0, slots)
+    ring: ReplayRing, slots: torch.Tensor, hop: torch.Tensor, n: int, gamma: float
+) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor | float]:
+    """Walk at most n − 1 steps on.
+
+    Args:
+        ring: the ring.
+        slots: int64 [B], of the first steps.
+        hop: int32 [B], their hops.
+        n: most steps of a return.
+        gamma: discount.
+
+    Returns:
+        Slots of the last steps (int64 [B]); the discounted rewards after the first (float32 [B]); γ^k (float32 [B]).
+    """
     if n == 1:
-        ended = column["terminated"].tensor.index_select(0, slots)
-        return rows, reward, torch.where(ended, 0.0, gamma)
+        return slots, 0.0, gamma
+    chain = [slots, _onward(ring, slots, hop)]
+    while len(chain) < n:
+        chain.append(_onward(ring, chain[-1]))
+    # Behind the end of a return the chain goes anywhere; what it finds there is masked.
+    steps = torch.stack(chain)
+    going = ring.valid.select(steps[1:].view(-1)).view(n - 1, -1).cumprod(0)
     power = _powers(gamma, n, ring.device)
-    valid, hop = column["valid"].tensor, column["hop"].tensor
-    last, going = rows, torch.ones_like(rows, dtype=torch.bool)
-    taken = torch.ones_like(rows)
-    for i in range(1, n):
-        # The step after `last`; an env that has stopped stays where it is.
-        successor = last + hop.index_select(0, last % ring.capacity)
-        at = successor % ring.capacity
-        going = going & valid.index_select(0, at)
-        last = torch.where(going, successor, last)
-        # reward += γ^i · r_{t+i}
-        reward = reward + torch.where(going, power[i] * column["reward"].tensor.index_select(0, at), 0.0)
-        taken = taken + going
-    ended = column["terminated"].tensor.index_select(0, last % ring.capacity)
-    # discount = γ^k · (1 − terminated)
-    return last, reward, torch.where(ended, 0.0, power.index_select(0, taken))
+    rewards = _lane(ring, "reward", steps[1:].view(-1)).view(n - 1, -1)
+    later = torch.where(going > 0, power[1:n, None] * rewards, 0.0).sum(0)
+    more = going.sum(0)
+    return steps.gather(0, more[None])[0], later, power[1:].index_select(0, more)
+
+
+def _onward(ring: ReplayRing, slots: torch.Tensor, hop: torch.Tensor | None = None) -> torch.Tensor:
+    """Slots (int64 [B]) of the rows that these lead to; `hop` if it is known already."""
+    if hop is None:
+        hop = ring.links.tensor[:, 0].index_select(0, slots)
+    return (slots + hop) % ring.capacity
+
+
+def _lane(ring: ReplayRing, name: str, slots: torch.Tensor) -> torch.Tensor:
+    """One packed scalar of scattered slots: float32 [R]."""
+    return ring.packed.part(ring.packed.tensor, name).index_select(0, slots)
 
 
 @lru_cache(maxsize=8)

@@ -25,21 +25,16 @@ import numpy as np
 import torch
 
 from clawq.errors import ConfigError
-from clawq.replay.columns import Column, pieces
+from clawq.replay.columns import Column, Packed, pieces
 from clawq.replay.seams import Placed, joined_envs
 from clawq.replay.validation import check_schema
 from clawq.specs import ArraySpec, EnvSpec
 from clawq.types import Array, BoolArray, Fragment
 
-#: Columns beside obs, action and extras: name -> dtype.
-SCALARS = {
-    "reward": "float32",
-    "terminated": "bool",
-    "truncated": "bool",
-    "valid": "bool",
-    "hop": "int32",
-    "weights_version": "int32",
-}
+#: Where the hop is in `links`.
+HOP = 0
+#: Bytes of a row beside obs, action, extras: reward and bootstrap, hop and weights version, truncated, valid.
+SCALAR_BYTES = 4 + 4 + 4 + 4 + 1 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +68,11 @@ class ReplayRing:
         extras: per-step policy outputs to keep: name -> spec without T, N.
 
     Attributes:
-        obs: key -> column [capacity, ...].
-        extras: name -> column [capacity, ...].
-        columns: `action` float32 [capacity, A] and the columns of SCALARS, each [capacity].
+        packed: float32 parts: `obs.<key>`, `extras.<name>`, `action`, `reward`, `bootstrap` (1 − terminated).
+        separate: what is not float32, by the same names.
+        links: int32 [capacity, 2]: hop, weights version.
+        valid: bool [capacity]: can the row be sampled? Mirrored on the host.
+        truncated: bool [capacity].
     """
 
     def __init__(
@@ -88,13 +85,17 @@ class ReplayRing:
         if not 2 <= capacity < 2**31:
             raise ConfigError("replay", [f"capacity: {capacity} rows; allowed are 2..{2**31 - 1}"])
         self.spec, self.capacity, self.device = spec, capacity, torch.device(device)
-        self._extras = dict(extras or {})
-        self.obs = {key: Column(capacity, one, self.device) for key, one in spec.obs.items()}
-        self.extras = {name: Column(capacity, one, self.device) for name, one in self._extras.items()}
-        self.columns = {"action": Column(capacity, ArraySpec((spec.action.size,)), self.device)}
-        for name, dtype in SCALARS.items():
-            # Samplers pick rows on the host, without asking the device: `valid` has a mirror there.
-            self.columns[name] = Column(capacity, ArraySpec((), dtype), self.device, mirrored=name == "valid")
+        self.extras = dict(extras or {})
+        named = {f"obs.{key}": one for key, one in spec.obs.items()}
+        named |= {f"extras.{name}": one for name, one in self.extras.items()}
+        floats = {name: one for name, one in named.items() if one.dtype == "float32"}
+        scalars = {"action": ArraySpec((spec.action.size,)), "reward": ArraySpec(()), "bootstrap": ArraySpec(())}
+        self.packed = Packed(capacity, floats | scalars, self.device)
+        self.separate = {name: Column(capacity, one, self.device) for name, one in named.items() if name not in floats}
+        self.links = Column(capacity, ArraySpec((2,), "int32"), self.device)
+        # Samplers pick rows on the host, without asking the device: `valid` has a mirror there.
+        self.valid = Column(capacity, ArraySpec((), "bool"), self.device, mirrored=True)
+        self.truncated = Column(capacity, ArraySpec((), "bool"), self.device)
         self._head = self._oldest = self._size = self._inserted = self._voided = 0
         self._newest = (0, 0)
         self._order: deque[Placed] = deque()
@@ -135,7 +136,7 @@ class ReplayRing:
     @property
     def bytes_per_row(self) -> int:
         """Device bytes of one row."""
-        return forecast_bytes(self.spec, 1, self._extras)
+        return forecast_bytes(self.spec, 1, self.extras)
 
     @property
     def state(self) -> RingState:
@@ -152,9 +153,8 @@ class ReplayRing:
     @property
     def valid_slots(self) -> BoolArray:
         """Can the row in each slot be sampled? Bool [capacity] on the host; a view, do not write."""
-        valid = self.columns["valid"].host
-        assert valid is not None  # mirrored: always on the host
-        return valid
+        assert self.valid.host is not None  # mirrored: always on the host
+        return self.valid.host
 
     def sampleable_rows(self) -> Array:
         """Positions of all rows that can be sampled, ascending, int64 [size]."""
@@ -165,7 +165,18 @@ class ReplayRing:
     def obs_at(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Key -> obs [R, ...] of live rows, int64 [R] on any device (final and tail rows too)."""
         slots = rows.to(self.device) % self.capacity
-        return {key: column.tensor.index_select(0, slots) for key, column in self.obs.items()}
+        return self.obs_of(self.packed.select(slots), slots)
+
+    def obs_of(self, packed: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Key -> obs [R, ...], given the packed rows [R, width] of slots int64 [R]."""
+        return {key: self._of(f"obs.{key}", packed, slots) for key in self.spec.obs}
+
+    def extras_of(self, packed: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Name -> extras [R, ...], given the packed rows [R, width] of slots int64 [R]."""
+        return {name: self._of(f"extras.{name}", packed, slots) for name in self.extras}
+
+    def _of(self, name: str, packed: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        return self.separate[name].select(slots) if name in self.separate else self.packed.part(packed, name)
 
     # --- changes ------------------------------------------------------------------------------------------------
 
@@ -182,7 +193,7 @@ class ReplayRing:
             SpecMismatch: an array is not what spec and header say; the ring is unchanged.
             ConfigError: the fragment is larger than half the ring; the ring is unchanged.
         """
-        check_schema(self.spec, self._extras, fragment)
+        check_schema(self.spec, self.extras, fragment)
         meta = fragment.meta
         ends = np.flatnonzero(fragment.boundary)
         steps = meta.steps * meta.envs
@@ -220,7 +231,7 @@ class ReplayRing:
             rows = placed.rows_of(env, first_t=t if placed.seq == seq else 0)
             slots = rows[rows >= self._oldest] % self.capacity
             voided += int(np.count_nonzero(self.valid_slots[slots]))
-            self.columns["valid"].put(slots, False)
+            self.valid.put(slots, False)
         self._size -= voided
         self._voided += voided
         return voided
@@ -255,25 +266,45 @@ class ReplayRing:
 
     def _write(self, start: int, fragment: Fragment, ends: Array) -> int:
         """Write all rows of a fragment from position `start` on; returns how many are valid."""
-        meta, columns = fragment.meta, self.columns
-        steps, envs, spare = meta.steps * meta.envs, meta.envs, len(ends) + meta.envs
-        at = start % self.capacity
-        after = (start + steps) % self.capacity
-        tail = (start + steps + len(ends)) % self.capacity
-        for key, column in self.obs.items():
-            column.write(at, _rows(fragment.obs[key][:-1]))
-            column.write(after, fragment.final_obs[key])
-            column.write(tail, fragment.obs[key][-1])
-        for name, column in self.extras.items():
-            column.write(at, _rows(fragment.extras[name]))
-        for name in ("action", "reward", "terminated", "truncated", "valid"):
-            columns[name].write(at, _rows(getattr(fragment, name)))
-        columns["weights_version"].fill(at, steps, meta.weights_version)
-        columns["hop"].write(at, hops(meta.steps, envs, ends))
+        meta, packed = fragment.meta, self.packed
+        steps, spare = meta.steps * meta.envs, len(ends) + meta.envs
+        at, after = start % self.capacity, (start + steps) % self.capacity
+        with packed.block(at, steps + spare) as block:
+            first = block[:steps]
+            for key in self.spec.obs:
+                self._write_obs(f"obs.{key}", at, block, fragment.obs[key], fragment.final_obs[key])
+            for name in self.extras:
+                self._write_steps(f"extras.{name}", at, first, fragment.extras[name])
+            packed.set_part(first, "action", fragment.action)
+            packed.set_part(first, "reward", fragment.reward)
+            packed.set_part(first, "bootstrap", ~fragment.terminated)
+        links = np.empty((steps, 2), np.int32)
+        links[:, 0], links[:, 1] = hops(meta.steps, meta.envs, ends), meta.weights_version
+        self.links.write(at, links)
+        self.truncated.write(at, fragment.truncated.reshape(-1))
+        self.valid.write(at, fragment.valid.reshape(-1))
         # Final and tail rows hold an obs only. Their other columns keep old content that nobody reads.
-        columns["valid"].fill(after, spare, False)
-        columns["hop"].fill(after, spare, 0)
+        self.valid.fill(after, spare, False)
         return int(np.count_nonzero(fragment.valid))
+
+    def _write_obs(self, name: str, at: int, block: Array, obs: Array, final: Array) -> None:
+        """Write the obs of all rows: those of the steps, the final ones, those of the tail."""
+        envs, one = obs.shape[1], obs.shape[2:]
+        steps, tail = (len(obs) - 1) * envs, len(block) - envs
+        if name in self.packed:
+            self.packed.set_part(block[:steps], name, obs[:-1])
+            self.packed.set_part(block[steps:tail], name, final)
+            self.packed.set_part(block[tail:], name, obs[-1])
+        else:
+            rows = np.concatenate((obs[:-1].reshape(steps, *one), final, obs[-1]))
+            self.separate[name].write(at, rows)
+
+    def _write_steps(self, name: str, at: int, block: Array, array: Array) -> None:
+        """Write one array [T, N, ...] of the step rows."""
+        if name in self.packed:
+            self.packed.set_part(block, name, array)
+        else:
+            self.separate[name].write(at, array.reshape(len(block), *array.shape[2:]))
 
     def _relink(self, previous: Placed, start: int, joined: BoolArray) -> None:
         """Lead the last steps of the joined envs (bool [N]) on to the first rows of their next fragment."""
@@ -283,7 +314,7 @@ class ReplayRing:
         # The new fragment may have overwritten them already.
         slots = rows[rows >= self._oldest] % self.capacity
         if len(slots):
-            self.columns["hop"].put(slots, start - (previous.last_row - previous.envs + 1))
+            self.links.put(slots, start - (previous.last_row - previous.envs + 1), lane=HOP)
 
     def _remember(self, placed: Placed, previous: Placed | None) -> None:
         if previous is not None:
@@ -302,7 +333,7 @@ class ReplayRing:
         live = self._head - self._oldest
         if not 0 <= live <= self.capacity:
             return False, f"{live} live rows in a ring of {self.capacity}"
-        valid = self.columns["valid"].tensor.cpu().numpy()
+        valid = self.valid.numpy()
         if not np.array_equal(valid, self.valid_slots):
             return False, "the host's mirror of `valid` differs from the device's"
         if int(valid.sum()) != self._size:
@@ -310,7 +341,7 @@ class ReplayRing:
         rows = self.sampleable_rows()
         if len(rows) and not (self._oldest <= rows[0] and rows[-1] < self._head):
             return False, "a row outside of the live rows is marked valid"
-        hop = self.columns["hop"].numpy()[rows % self.capacity]
+        hop = self.links.numpy()[rows % self.capacity, HOP]
         if len(rows) and not ((hop > 0).all() and (rows + hop < self._head).all()):
             return False, "a valid row has no live successor"
         return self._check_placed(rows)
@@ -352,10 +383,4 @@ def forecast_bytes(spec: EnvSpec, capacity: int, extras: Mapping[str, ArraySpec]
     """Device bytes that a ring of `capacity` rows takes."""
     obs = sum(one.nbytes for one in spec.obs.values())
     more = sum(one.nbytes for one in (extras or {}).values())
-    scalars = sum(np.dtype(dtype).itemsize for dtype in SCALARS.values())
-    return capacity * (obs + more + 4 * spec.action.size + scalars)
-
-
-def _rows(array: Array) -> Array:
-    """[T, N, ...] -> [T·N, ...]; a view where the array is contiguous, as decoded columns are."""
-    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+    return capacity * (obs + more + 4 * spec.action.size + SCALAR_BYTES)

@@ -1,4 +1,4 @@
-"""Made-up experience that is known step by step: fragments in which every obs is recognisable, and what is true of them.
+"""Made-up experience that is known step by step: fragments of recognisable obs, and what is true of them.
 
 `TrueSlot` plays an actor: it makes fragments with random episode ends, invalid rows, both ways of autoreset, and obs
 whose first number is unique over all slots that share a counter. `Truth` remembers what a learner was given as linked
@@ -13,10 +13,10 @@ import numpy as np
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.types import Array, Fragment, FragmentMeta, Obs, Voided
 
-#: Two obs keys of different dtypes, one action of two numbers.
+#: Obs keys of different ranks and dtypes, one action of two numbers.
 SPEC = EnvSpec(
     name="testing:experience",
-    obs={"state": ArraySpec((3,)), "picture": ArraySpec((2, 2), "uint8")},
+    obs={"state": ArraySpec((3,)), "grid": ArraySpec((2, 2)), "picture": ArraySpec((2, 2), "uint8")},
     action=ActionSpec((-1.0, -1.0), (1.0, 1.0)),
     policy_keys=("state",),
     critic_keys=("state",),
@@ -29,7 +29,8 @@ def obs_of(ids: Array) -> Obs:
     ids = np.asarray(ids, np.int64)
     state = np.stack((ids, ids + 0.25, -ids), axis=-1).astype(np.float32)
     picture = np.stack((ids & 255, ids >> 8 & 255, ids >> 16 & 255, ids & 255), axis=-1).astype(np.uint8)
-    return {"state": state, "picture": picture.reshape(*ids.shape, 2, 2)}
+    grid = np.stack((state, state + 1, state + 2, -state), axis=-1)[..., 0, :].reshape(*ids.shape, 2, 2)
+    return {"state": state, "grid": grid, "picture": picture.reshape(*ids.shape, 2, 2)}
 
 
 def ids_of(obs: Mapping[str, Array]) -> Array:

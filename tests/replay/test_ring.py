@@ -14,7 +14,7 @@ from clawq.errors import ConfigError, SpecMismatch
 from clawq.replay.nstep import gather
 from clawq.replay.ring import ReplayRing, forecast_bytes, hops
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
-from clawq.testing.experience import SPEC, Chances, TrueSlot, Truth, ids_of
+from clawq.testing.experience import SPEC, Chances, TrueSlot, Truth, ids_of, obs_of
 from clawq.types import Fragment, Voided
 
 GAMMA = 0.9
@@ -204,13 +204,13 @@ def test_void_reaches_only_what_the_ring_still_holds() -> None:
     assert_valid(ring)
 
 
-def test_C31_an_observation_is_stored_once() -> None:  # noqa: N802
+def test_C31_an_observation_is_stored_once() -> None:
     hand = hand_spec()
     payload = (63 + 15 + 15) * 4 + 20 * 4 + 8
     assert ReplayRing(hand, 10).bytes_per_row <= 1.1 * payload
     assert forecast_bytes(hand, 1000) == 1000 * ReplayRing(hand, 10).bytes_per_row
     ring = ReplayRing(SPEC, 10)
-    columns = [*ring.obs.values(), *ring.extras.values(), *ring.columns.values()]
+    columns = [ring.packed, *ring.separate.values(), ring.links, ring.valid, ring.truncated]
     assert ring.state.size_bytes == sum(one.numpy().nbytes for one in columns)
 
 
@@ -224,7 +224,7 @@ def hand_spec() -> EnvSpec:
     )
 
 
-def test_C41_a_time_limit_bootstraps_from_final_obs() -> None:  # noqa: N802
+def test_C41_a_time_limit_bootstraps_from_final_obs() -> None:
     # Reward 1, limit 10, γ .99: the target of the last step is 1 + γ·V(final_obs).
     def value(ids: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.asarray(ids, np.float64) * 0.5
@@ -234,8 +234,6 @@ def test_C41_a_time_limit_bootstraps_from_final_obs() -> None:  # noqa: N802
     ring = ReplayRing(SPEC, 100)
     slot = TrueSlot("s", 1, np.random.default_rng(0), count(1), chances=Chances(0.0, 0.0))
     fragment = slot.fragment(steps)[0]
-    from clawq.testing.experience import obs_of
-
     truncated = np.zeros((steps, 1), np.bool_)
     truncated[-1] = True
     ring.insert(
@@ -260,9 +258,9 @@ def numpy_of(tensors: object) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[
     return {key: one.numpy() for key, one in tensors.items()}
 
 
-def test_C42_both_ways_of_autoreset_give_the_same_transitions() -> None:  # noqa: N802
-    def transitions(next_step: bool) -> list[tuple[float, float, int]]:
-        """(reward, discount, steps since the last obs) of a toy env of 3-step episodes over 12 steps."""
+def test_C42_both_ways_of_autoreset_give_the_same_transitions() -> None:
+    def transitions(next_step: bool) -> list[tuple[int, int, float, float]]:
+        """All (obs, next obs, reward, discount) of a toy env of 3-step episodes over 12 steps."""
         ring = ReplayRing(SPEC, 200)
         for fragment in toy_episodes(next_step):
             ring.insert(fragment)
@@ -278,8 +276,6 @@ def test_C42_both_ways_of_autoreset_give_the_same_transitions() -> None:  # noqa
 
 def toy_episodes(next_step: bool) -> list[Fragment]:
     """Four episodes of three steps with obs 10e, 10e+1, 10e+2 and last obs 10e+3, in fragments of two steps."""
-    from clawq.testing.experience import obs_of
-
     rows: list[tuple[int, bool, bool]] = []  # (obs, ends, valid)
     for episode in range(1, 5):
         rows += [(10 * episode, False, True), (10 * episode + 1, False, True), (10 * episode + 2, True, True)]
@@ -305,7 +301,7 @@ def toy_episodes(next_step: bool) -> list[Fragment]:
     return made
 
 
-def test_C44_inside_an_episode_the_next_obs_is_what_the_policy_saw_next() -> None:  # noqa: N802
+def test_C44_inside_an_episode_the_next_obs_is_what_the_policy_saw_next() -> None:
     ids, rng = count(1), np.random.default_rng(44)
     slots = [TrueSlot(name, 4, rng, ids, next_step) for name, next_step in (("a", False), ("b", True))]
     ring, truth, episodes, k = ReplayRing(SPEC, 4000), Truth(), 0, 0
@@ -322,7 +318,7 @@ def test_C44_inside_an_episode_the_next_obs_is_what_the_policy_saw_next() -> Non
     assert_true(ring, truth, ns=(1, 5))
 
 
-def test_C48_an_env_that_went_nan_leaves_no_trace_and_the_others_train() -> None:  # noqa: N802
+def test_C48_an_env_that_went_nan_leaves_no_trace_and_the_others_train() -> None:
     envs, sick = 64, 17
     slot = TrueSlot("s", envs, np.random.default_rng(48), count(1), chances=Chances(end=0.0, invalid=0.0))
     ring = ReplayRing(SPEC, 4000)
@@ -410,8 +406,8 @@ def test_check_valid_notices_damage() -> None:
     ring = ReplayRing(SPEC, 60)
     slot = TrueSlot("s", 2, np.random.default_rng(0), count(1), chances=Chances(end=0.0, invalid=0.0))
     ring.insert(slot.fragment(4)[0])
-    ring.columns["hop"].fill(0, 1, 0)
+    ring.links.put(np.array([0]), 0, lane=0)
     assert ring.check_valid() == (False, "a valid row has no live successor")
-    ring.columns["hop"].fill(0, 1, 2)
-    ring.columns["valid"].fill(0, 1, False)
+    ring.links.put(np.array([0]), 2, lane=0)
+    ring.valid.fill(0, 1, False)
     assert not ring.check_valid()[0]
