@@ -18,12 +18,14 @@ class BudgetMeter:
         used_before_s: seconds used by earlier processes of the same run.
         started_s: monotonic time of the first env step of this process, None before.
         reached: why the run is over, once it is.
+        ended_s: monotonic time at which it was over; the clock stands then.
     """
 
     budget: Budget
     used_before_s: float = 0.0
     started_s: float | None = None
     reached: str | None = None
+    ended_s: float | None = None
 
     def start(self, now_s: float) -> None:
         """The first env step has arrived."""
@@ -32,7 +34,9 @@ class BudgetMeter:
 
     def used_s(self, now_s: float) -> float:
         """Seconds since the first env step, over all processes of the run."""
-        return self.used_before_s + (0.0 if self.started_s is None else now_s - self.started_s)
+        if self.started_s is None:
+            return self.used_before_s
+        return self.used_before_s + (self.ended_s or now_s) - self.started_s
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds left, None without a time limit."""
@@ -54,6 +58,8 @@ class BudgetMeter:
         if self.reached is None and self.progress(now_s, env_steps) >= 1.0:
             by_steps = self.budget.env_steps is not None and env_steps >= self.budget.env_steps
             self.reached = f"{env_steps} env steps" if by_steps else f"{self.budget.seconds:g} s of wall time"
+        if self.reached is not None and self.ended_s is None:
+            self.ended_s = now_s
         return self.reached is not None
 
     def scored(self, mean_return: float, success: float | None) -> None:

@@ -16,7 +16,7 @@ from clawq.replay.consumer import Consumer
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import ReplayRing
 from clawq.replay.staging import Staged
-from clawq.types import Fragment, Metrics
+from clawq.types import Array, Fragment, Metrics
 
 #: Training episodes whose mean is reported.
 EPISODES_AVERAGED = 100
@@ -68,12 +68,9 @@ class Intake:
 
     def _observe(self, fragment: Fragment) -> None:
         """Show the algorithm's normaliser each valid row [T, N] once."""
-        steps, envs = fragment.valid.shape
-        rows = {
-            key: torch.from_numpy(np.ascontiguousarray(column[:-1])).reshape(steps * envs, *column.shape[2:])
-            for key, column in fragment.obs.items()
-        }
-        self._algorithm.observe(rows, torch.from_numpy(np.ascontiguousarray(fragment.valid)).reshape(-1))
+        rows = fragment.valid.size
+        obs = {key: _rows(column[:-1], rows) for key, column in fragment.obs.items()}
+        self._algorithm.observe(obs, _rows(fragment.valid, rows))
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a fragment to be staged, at most that long (a plain pause while the limiter holds one back)."""
@@ -91,3 +88,8 @@ class Intake:
         known = successes[~np.isnan(successes)]
         success = float(known.mean()) if known.size else math.nan
         return metrics if math.isnan(success) else metrics | {"episode/success": success}
+
+
+def _rows(column: Array, rows: int) -> torch.Tensor:
+    """[T, N, ...] -> a tensor [T·N, ...] of its own (decoded columns are read-only, which tensors cannot be)."""
+    return torch.from_numpy(column.reshape(rows, *column.shape[2:]).copy())

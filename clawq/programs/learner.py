@@ -53,6 +53,8 @@ STREAM_SHARE = 0.55
 UNLIMITED_STREAM_BYTES = 1_000_000_000
 #: Share of the free memory that the ring may take.
 RING_SHARE = 0.8
+#: Steps of each env in a fragment that is ended by time (0.3 s of a hand simulator), with room to spare.
+TYPICAL_STEPS = 32
 #: How long ending may take until threads and children are left behind or killed, seconds.
 END_S = 5.0
 
@@ -229,9 +231,14 @@ def check_ring_fits(run: Run, device: str) -> None:
 
 
 def largest_fragment_steps(run: Run) -> int:
-    """Most env steps of one fragment: what fills `actors.fragment_bytes`, and the step that passes it."""
+    """Env steps of a large fragment: what fills `actors.fragment_bytes`, but not more than TYPICAL_STEPS a side.
+
+    A fragment is usually ended by time, long before its bytes; a limiter made for the largest possible one would be so
+    loose that a short run never feels it. (Larger ones are let in as if they had this size.)
+    """
     envs = run.config.environment.num_envs
-    return envs * (run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1)
+    by_bytes = run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1
+    return envs * min(by_bytes, TYPICAL_STEPS)
 
 
 def stream_budget(session: Session) -> int:
