@@ -15,7 +15,7 @@ import numpy as np
 from clawq.core import Entry
 from clawq.errors import CodecError, SpecMismatch
 from clawq.specs import ArraySpec, EnvSpec, check_array
-from clawq.types import Array, BoolArray, Fragment, FragmentMeta
+from clawq.types import Array, BoolArray, Fragment, FragmentMeta, Obs
 
 #: How far outside [-1, 1] a stored action may be: float32 rounding of a clip that an actor made in its own way.
 ACTION_EPS = 1e-4
@@ -49,19 +49,29 @@ def check_schema(spec: EnvSpec, extras: Mapping[str, ArraySpec], fragment: Fragm
     if meta.steps < 1 or meta.envs < 1:
         raise SpecMismatch("meta", "at least one step of one env", f"steps {meta.steps}, envs {meta.envs}")
     lead = (meta.steps, meta.envs)
-    spec.check_obs(fragment.obs, (meta.steps + 1, meta.envs))
-    check_array("action", fragment.action, ArraySpec((*lead, spec.action.size)))
-    check_array("reward", fragment.reward, ArraySpec(lead))
+    _expect_obs("obs", spec, fragment.obs, (meta.steps + 1, meta.envs))
+    _expect("action", fragment.action, (*lead, spec.action.size), "float32")
+    _expect("reward", fragment.reward, lead, "float32")
     for name in ("terminated", "truncated", "valid"):
-        check_array(name, getattr(fragment, name), ArraySpec(lead, "bool"))
-    try:
-        spec.check_obs(fragment.final_obs, (int(np.count_nonzero(fragment.boundary)),))
-    except SpecMismatch as error:
-        raise SpecMismatch(f"final_{error.leaf}", error.expected, error.got) from None
+        _expect(name, getattr(fragment, name), lead, "bool")
+    _expect_obs("final_obs", spec, fragment.final_obs, (int(np.count_nonzero(fragment.boundary)),))
     for name, one in extras.items():
         if name not in fragment.extras:
             raise SpecMismatch(f"extras.{name}", str(one), f"only {sorted(fragment.extras)}")
-        check_array(f"extras.{name}", fragment.extras[name], ArraySpec(lead + one.shape, one.dtype))
+        _expect(f"extras.{name}", fragment.extras[name], lead + one.shape, one.dtype)
+
+
+def _expect_obs(leaf: str, spec: EnvSpec, obs: Obs, lead: tuple[int, ...]) -> None:
+    if list(obs) != list(spec.obs):
+        raise SpecMismatch(leaf, f"keys {list(spec.obs)}", f"keys {list(obs)}")
+    for key, one in spec.obs.items():
+        _expect(f"{leaf}.{key}", obs[key], lead + one.shape, one.dtype)
+
+
+def _expect(leaf: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
+    # Twice for every fragment: compared as they are, and put into words only if they differ.
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        check_array(leaf, array, ArraySpec(shape, dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""n-step returns against a table worked out by hand, and against a slow transcription of the formula."""
+
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from clawq.replay.nstep import gather
+from clawq.replay.ring import ReplayRing
+from clawq.testing.experience import SPEC, Chances, TrueSlot, ids_of, obs_of
+
+GAMMA = 0.5
+
+
+def trace_ring(split: tuple[int, ...]) -> ReplayRing:
+    """Seven steps of one env, rewards 1, 2, 4 ... 64: terminated at step 3, truncated at step 6 (steps from 1).
+
+    Obs: 10 11 12 (13) | 20 21 22 (23) | 30 31 ...; in brackets the final obs. `split` gives the fragments' lengths.
+    """
+    shown = [10, 11, 12, 20, 21, 22, 30, 31]
+    final = {2: 13, 5: 23}
+    terminated, truncated = np.zeros(7, np.bool_), np.zeros(7, np.bool_)
+    terminated[2], truncated[5] = True, True
+    slot = TrueSlot("s", 1, np.random.default_rng(0), count(1), chances=Chances(0.0, 0.0))
+    ring = ReplayRing(SPEC, 64)
+    at = 0
+    for steps in split:
+        part = slice(at, at + steps)
+        ring.insert(
+            replace(
+                slot.fragment(steps)[0],
+                obs=obs_of(np.array(shown[at : at + steps + 1])[:, None]),
+                reward=(2.0 ** np.arange(7))[part, None].astype(np.float32),
+                terminated=terminated[part, None],
+                truncated=truncated[part, None],
+                final_obs=obs_of(np.array([obs for t, obs in final.items() if at <= t < at + steps], np.int64)),
+            )
+        )
+        at += steps
+        assert ring.check_valid() == (True, "")
+    return ring
+
+
+# obs -> (return, discount, bootstrap obs), with γ = 1/2: terms of a return are 2^t/2^i.
+TABLE = {
+    1: {
+        10: (1, 0.5, 11), 11: (2, 0.5, 12), 12: (4, 0, 13),
+        20: (8, 0.5, 21), 21: (16, 0.5, 22), 22: (32, 0.5, 23),
+        30: (64, 0.5, 31),
+    },
+    3: {
+        10: (1 + 1 + 1, 0, 13), 11: (2 + 2, 0, 13), 12: (4, 0, 13),
+        20: (8 + 8 + 8, 0.125, 23), 21: (16 + 16, 0.25, 23), 22: (32, 0.5, 23),
+        30: (64, 0.5, 31),
+    },
+    5: {
+        10: (1 + 1 + 1, 0, 13), 11: (2 + 2, 0, 13), 12: (4, 0, 13),
+        20: (8 + 8 + 8, 0.125, 23), 21: (16 + 16, 0.25, 23), 22: (32, 0.5, 23),
+        30: (64, 0.5, 31),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("split", [(7,), (3, 4), (2, 4, 1), (1,) * 7])
+def test_C34_a_trace_with_both_kinds_of_ends_agrees_with_the_table(n: int, split: tuple[int, ...]) -> None:
+    ring = trace_ring(split)
+    batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), n, GAMMA)
+    found = {
+        obs: (reward, discount, after)
+        for obs, reward, discount, after in zip(
+            ids_of({key: one.numpy() for key, one in batch.obs.items()}).tolist(),
+            batch.reward.tolist(),
+            batch.discount.tolist(),
+            ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist(),
+            strict=True,
+        )
+    }
+    assert found == TABLE[n]
+
+
+def test_C34_the_newest_step_is_cut_short_and_grows_when_its_successor_comes() -> None:
+    for split, discount in (((4,), 0.5), ((4, 1), 0.25), ((4, 2), 0.125)):
+        ring = trace_ring(split)
+        rows = torch.from_numpy(ring.sampleable_rows())
+        batch = gather(ring, rows, 3, GAMMA)
+        ids = ids_of({key: one.numpy() for key, one in batch.obs.items()}).tolist()
+        assert float(batch.discount[ids.index(20)]) == discount
+
+
+def test_the_reward_scale_is_a_factor_on_the_return_and_on_nothing_else() -> None:
+    ring = trace_ring((7,))
+    rows = torch.from_numpy(ring.sampleable_rows())
+    for n in (1, 3):
+        plain, scaled = gather(ring, rows, n, GAMMA), gather(ring, rows, n, GAMMA, reward_scale=4.0)
+        assert torch.equal(scaled.reward, 4 * plain.reward)
+        assert torch.equal(scaled.discount, plain.discount)
+
+
+def test_a_return_stops_before_a_row_that_is_not_valid() -> None:
+    ring = trace_ring((7,))
+    ring.void("s", 1, env=0, seq=1, t=4)  # obs 21 and all after it
+    batch = gather(ring, torch.tensor([3]), 5, GAMMA)
+    assert (float(batch.reward[0]), float(batch.discount[0])) == (8, 0.5)
+    assert ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist() == [21]
+
+
+def test_the_same_row_may_be_asked_for_several_times_and_dtypes_are_those_of_core_batch() -> None:
+    ring = trace_ring((7,))
+    batch = gather(ring, torch.tensor([1, 1, 6]), 2, GAMMA)
+    assert batch.row.tolist() == [1, 1, 6]
+    assert batch.reward[0] == batch.reward[1]
+    assert batch.importance_weight.tolist() == [1, 1, 1]
+    dtypes = (batch.action.dtype, batch.reward.dtype, batch.discount.dtype, batch.importance_weight.dtype)
+    assert set(dtypes) == {torch.float32}
+    assert (batch.row.dtype, batch.weights_version.dtype) == (torch.int64, torch.int64)
+    assert {key: one.dtype for key, one in batch.obs.items()} == {
+        "state": torch.float32,
+        "grid": torch.float32,
+        "picture": torch.uint8,
+    }
+
+
+def test_a_nan_behind_the_end_of_a_return_does_not_get_in() -> None:
+    slot = TrueSlot("s", 1, np.random.default_rng(0), count(1), chances=Chances(0.0, 0.0))
+    fragment = slot.fragment(4)[0]
+    valid = np.array([[True], [True], [False], [False]])
+    reward = np.array([[1.0], [1.0], [np.nan], [np.inf]], np.float32)
+    ring = ReplayRing(SPEC, 64)
+    ring.insert(replace(fragment, valid=valid, reward=reward))
+    assert gather(ring, torch.tensor([0, 1]), 4, GAMMA).reward.tolist() == [1.5, 1.0]
