@@ -1,14 +1,20 @@
+"""Scripted ends of an actor, for tests: an env whose rows say where they come from, and a stream that fails on order.
+
+`CountingEnv` shows (env, episode, step) in every observation, so that a test can tell which row is which;
+`ScriptedSink` keeps what it is sent and raises what it is told to; `FixedWeights` has one version.
+"""
+
 import threading
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from clawq.core import Control, StepResult, Weights
 from clawq.errors import ClawqError
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.types import BoolArray, FloatArray, Obs
 
+#: What CountingEnv shows and takes; the bounds are lopsided, so that wrong scaling shows.
 SPEC = EnvSpec(
     name="test:count",
     obs={"policy": ArraySpec((3,))},
@@ -19,7 +25,17 @@ SPEC = EnvSpec(
 
 
 class CountingEnv:
-    """Shows (env, episode, step); episode k of env i lasts `lengths[(i + k) % len]` steps; can go non-finite on order."""
+    """Shows (env, episode, step), rewards 100·episode + step.
+
+    Args:
+        num_envs: N.
+        lengths: episode k of env i is truncated after `lengths[(i + k) % len(lengths)]` steps.
+
+    Attributes:
+        break_at: (env, episode, step) -> "obs" or "reward": what is not finite there.
+        actions: every action that was executed.
+        restarts: every env that was restarted.
+    """
 
     def __init__(self, num_envs: int, lengths: Sequence[int] = (3, 5, 4)) -> None:
         self.num_envs = num_envs
@@ -32,19 +48,22 @@ class CountingEnv:
         self.restarts: list[int] = []
 
     def obs(self) -> Obs:
+        """What all envs show now."""
         return {"policy": np.stack([np.arange(self.num_envs), self.episode, self.t], axis=1).astype(np.float32)}
 
     def reset(self, seeds: Sequence[int]) -> Obs:
+        """Start at episode 0, whatever the seeds."""
         assert len(seeds) == self.num_envs
         self.episode[:] = 0
         self.t[:] = 0
         return self.obs()
 
     def step(self, action: FloatArray) -> StepResult:
+        """Count one further."""
         self.actions.append(action.copy())
         self.t += 1
         reward = (self.episode * 100 + self.t).astype(np.float32)
-        limit = np.array([self.lengths[(i + k) % len(self.lengths)] for i, k in enumerate(self.episode)])
+        limit = np.array([self.lengths[(i + k) % len(self.lengths)] for i, k in enumerate(self.episode.tolist())])
         truncated = self.t >= limit
         shown = self.obs()["policy"]
         for i in range(self.num_envs):
@@ -64,13 +83,14 @@ class CountingEnv:
         )
 
     def restart(self, rows: BoolArray) -> Obs:
+        """Go to the next episode in those envs."""
         self.restarts += [int(i) for i in np.flatnonzero(rows)]
         self.episode[rows] += 1
         self.t[rows] = 0
         return self.obs()
 
     def close(self) -> None:
-        pass
+        """Nothing to close."""
 
 
 class ScriptedSink:
@@ -86,6 +106,7 @@ class ScriptedSink:
         self.arrived = threading.Condition()
 
     def send(self, seq: int, payload: bytes | bytearray | memoryview) -> Control | None:
+        """Keep it, or raise the next fault."""
         if self.faults:
             raise self.faults.pop(0)
         with self.arrived:
@@ -94,15 +115,19 @@ class ScriptedSink:
         return self.control
 
     def poll(self) -> Control | None:
+        """The control record that was set."""
         return self.control
 
     def unread_bytes(self) -> int:
+        """What was set."""
         return self.unread
 
     def close(self) -> None:
+        """Count."""
         self.closed += 1
 
     def wait_for(self, count: int, timeout_s: float = 5.0) -> bool:
+        """Wait until so many entries are there."""
         with self.arrived:
             return self.arrived.wait_for(lambda: len(self.log) >= count, timeout_s)
 
@@ -114,12 +139,9 @@ class FixedWeights:
         self.weights = weights
 
     def fetch_newer(self, than: int) -> Weights | None:
+        """The version, if it is newer."""
         return self.weights if self.weights.version > than else None
 
     def fetch(self, version: int) -> Weights:
+        """The version, whichever was asked for."""
         return self.weights
-
-
-@pytest.fixture
-def untrained() -> Weights:
-    return Weights(version=1, arrays={}, updates=0, metadata={})
