@@ -5,9 +5,9 @@
                      {"event":"progress","phase":p,"env_steps":n}            at most every 0.5 s, only by real progress
                      {"event":"done","report":{...}}   {"event":"failed","kind":k,"error":text}
 
-EOF tells the actor to exit at once. `run_lease` sends one lease and waits for its end; it ends the lease early when
-the worker shuts down, and raises Failure when the actor fails, dies, hangs (no progress for the time that its
-phase may take) or does not end. After a Failure the process is gone with everything that it started.
+SIGTERM lets it end in order; EOF tells it to exit at once. `run_lease` sends one lease and waits for its end; it ends
+the lease early when the worker shuts down, and raises Failure when the actor fails, dies, hangs (no progress for the
+time that its phase may take) or does not end. After a Failure the process is gone with everything that it started.
 
 Environment, policy, outbox and claim live on in the process from lease to lease of the same run.
 """
@@ -169,10 +169,11 @@ class ActorProcess:
         raise Failure(kind, text, self.child.log.tail())
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Let the actor go: EOF, then after `grace_s` SIGKILL to what is left of its tree."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
-        self.child.end_tree(grace_s)
+        """Let the actor go: SIGTERM, on which it sends what it has and gives its slot back; after `grace_s` SIGKILL."""
+        if grace_s > 0:
+            self.child.terminate()
+            self.child.wait_exit(grace_s)
+        self.child.end_tree()
 
     @property
     def alive(self) -> bool:

@@ -63,6 +63,11 @@ class Watch:
         self.wanted: set[str] | None = None
         threading.Thread(target=self._run, name="clawq-watch", daemon=True).start()
 
+    @property
+    def ending(self) -> bool:
+        """Whether the worker is ending."""
+        return self._identity.shutdown.begun
+
     def _run(self) -> None:
         while not self._identity.shutdown.wait(WATCH_S if self.wanted is not None else 0.2):
             try:
@@ -125,9 +130,11 @@ class Subscription(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has
             self._timer = None
 
     def _compare(self, consumer: Any) -> None:
-        wanted = self._watch.wanted if self._watch is not None else None
-        if wanted is None or consumer.task_consumer is None:
+        watch = self._watch
+        # A worker that ends has cancelled its queues and must not take them up again.
+        if watch is None or watch.wanted is None or watch.ending or consumer.task_consumer is None:
             return
+        wanted = watch.wanted
         present = set(consumer.app.amqp.queues.consume_from)
         for name in sorted(wanted - present):
             consumer.app.amqp.queues.select_add(make_queue(name))

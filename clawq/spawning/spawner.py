@@ -76,6 +76,12 @@ class Child:
             pause_s = min(pause_s * 2, 0.05)
         return True
 
+    def terminate(self) -> None:
+        """SIGTERM to the leader, if it has not ended."""
+        if not self.exited():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
+
     def dump_stacks(self) -> None:
         """Ask a hung leader for the stacks of its threads (they go to its log)."""
         if not self.exited():
