@@ -16,6 +16,7 @@ from typing import Any
 import redis
 
 from clawq.core import Control, Entry
+from clawq.errors import TransportError
 from clawq.transport.claims import Claim
 from clawq.transport.client import socket_timeout_s, translated
 from clawq.transport.keys import RUNS_KEY, RunKeys
@@ -37,9 +38,10 @@ def parse_control(values: list[bytes | None]) -> Control | None:
     # A publisher may move `head` before the learner wrote the rest: that alone is no record yet.
     if window_bytes is None or config_epoch is None:
         return None
-    return Control(
-        head=int(head or 0), stop=bool(int(stop or 0)), window_bytes=int(window_bytes), config_epoch=int(config_epoch)
-    )
+    try:
+        return Control(int(head or 0), bool(int(stop or 0)), int(window_bytes), int(config_epoch))
+    except ValueError:
+        raise TransportError(f"the control record cannot be read: {values}") from None
 
 
 class ControlRecord:
@@ -130,18 +132,26 @@ class RunRegistry:
         """That run, None if there is none."""
         with translated(self._client):
             text = self._client.hget(RUNS_KEY, run_id)
-        return None if text is None else RunRecord.from_json(json.loads(text))
+        return _run_record(text)
 
     def list(self) -> list[RunRecord]:
         """All runs, oldest first."""
         with translated(self._client):
             texts = self._client.hvals(RUNS_KEY)
-        return sorted((RunRecord.from_json(json.loads(text)) for text in texts), key=lambda run: run.created_ms)
+        return sorted(filter(None, map(_run_record, texts)), key=lambda run: run.created_ms)
 
     def remove(self, run_id: str) -> None:
         """Forget a run; nothing happens if there is none."""
         with translated(self._client):
             self._client.hdel(RUNS_KEY, run_id)
+
+
+def _run_record(text: bytes | None) -> RunRecord | None:
+    """The record, None if that is none of ours: one garbled entry must not hide the others."""
+    try:
+        return None if text is None else RunRecord.from_json(json.loads(text))
+    except (ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +188,15 @@ class Events:
         block_ms = _block_ms(self._client, timeout_s)
         with translated(self._client):
             answer = self._client.xread({self._key: after_id}, count=1000, block=block_ms)
-        return [_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries]
+        events = (_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries)
+        return [event for event in events if event is not None]
 
 
-def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event:
-    return Event(entry_id.decode(), fields[b"kind"].decode(), json.loads(fields[b"facts"]))
+def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
+    try:
+        return Event(entry_id.decode(), fields[b"kind"].decode(), dict(json.loads(fields[b"facts"])))
+    except (KeyError, ValueError, TypeError):
+        return None  # somebody else wrote into the stream
 
 
 def _block_ms(client: redis.Redis, timeout_s: float) -> int | None:
@@ -260,11 +274,20 @@ class Heartbeats:
         with translated(self._client):
             now_ms = _server_ms(self._client)
             raw = self._client.hgetall(self._key)
-            beats = {name.decode(): Heartbeat(**json.loads(text)) for name, text in raw.items()}
-            silent = [name for name, beat in beats.items() if now_ms - beat.time_ms > self._ttl_s * 1000]
+            beats = {name: _heartbeat(text) for name, text in raw.items()}
+            since_ms = now_ms - self._ttl_s * 1000
+            alive = {name.decode(): beat for name, beat in beats.items() if beat and beat.time_ms >= since_ms}
+            silent = [name for name, beat in beats.items() if not beat or beat.time_ms < since_ms]
             if silent:
                 self._client.hdel(self._key, *silent)
-        return {name: beat for name, beat in beats.items() if name not in silent}
+        return alive
+
+
+def _heartbeat(text: bytes) -> Heartbeat | None:
+    try:
+        return Heartbeat(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
 
 
 def _server_ms(client: Any) -> int:

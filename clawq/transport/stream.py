@@ -51,6 +51,7 @@ class StreamWriter:
         #: (seq, bytes) of what was sent and, as far as we know, not taken over by the learner.
         self._unread: deque[tuple[int, int]] = deque()
         self._unread_bytes = 0
+        self._closed = False
 
     @classmethod
     def open(
@@ -142,6 +143,7 @@ class StreamWriter:
 
     def close(self) -> None:
         """Give the slot back. Idempotent; a server that is away is left to let the claim run out."""
+        self._closed = True
         _release_quietly(self._claim)
 
     def _queue_poll(self, pipe: Any) -> None:
@@ -175,6 +177,9 @@ class StreamWriter:
         raise StreamRejected(f"slot {self.slot}: {entry_id} is below what the stream has seen, and it is not there")
 
     def _renew_if_due(self) -> None:
+        if self._closed:
+            # Going on without the claim could interleave with the slot's next writer.
+            raise StreamRejected(f"slot {self.slot}: this writer is closed; open a new one")
         if self._claim.renewal_due:
             self._renew()
 

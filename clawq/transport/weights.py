@@ -199,7 +199,8 @@ class WeightsReader:
         if meta is None:
             raise WeightsGone(f"weights version {version} is not kept")
         facts = _facts(meta, version)
-        while len(chunks) < facts["chunks"]:
+        # A chunk that is not there ends it: what the meta claims must not decide how often we ask.
+        while len(chunks) < facts["chunks"] and None not in chunks:
             meta, more = self._chunks(version, len(chunks))
             if meta is None:
                 raise WeightsGone(f"weights version {version} went away while it was fetched")
@@ -233,11 +234,12 @@ def _facts(meta: bytes, version: int) -> dict[str, Any]:
     try:
         facts = dict(json.loads(meta))
         chunks, size = int(facts["chunks"]), int(facts["size_bytes"])
+        facts |= {"chunks": chunks, "size_bytes": size}
         sound = facts["version"] == version and chunks == -(-size // _CHUNK_BYTES) >= 0
         if sound and isinstance(facts["metadata"], dict) and isinstance(facts["updates"], int) and facts["digest"]:
             return facts
-    except (KeyError, TypeError, ValueError):
-        pass
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise WeightsCorrupt(f"weights version {version} cannot be read: {error!r}") from error
     raise WeightsCorrupt(f"weights version {version} cannot be read: their description makes no sense")
 
 

@@ -1,0 +1,164 @@
+from typing import Any
+
+import pytest
+import redis
+
+from clawq.core import Entry
+from clawq.errors import TransportError
+from clawq.transport.client import connect
+from clawq.transport.control import (
+    Board,
+    ControlRecord,
+    DeadLetters,
+    Events,
+    Heartbeat,
+    Heartbeats,
+    RunRecord,
+    RunRegistry,
+    delete_run,
+    wait_for_control,
+)
+from clawq.transport.keys import RUNS_KEY, RunKeys, new_tag
+from clawq.transport.server import EmbeddedRedis
+
+
+def test_runs_are_listed_oldest_first_and_forgotten(own_servers: EmbeddedRedis) -> None:
+    client = connect(own_servers.broker_url)
+    registry = RunRegistry(client)
+    late = RunRecord("b", new_tag(), {"name": "b"}, {"obs": {}}, "running", 2000, {"host": "h", "pid": 3})
+    early = RunRecord("z", new_tag(), created_ms=1000)
+    registry.add(late)
+    registry.add(early)
+    assert registry.list() == [early, late]
+    assert registry.get("b") == late
+    assert registry.get("none") is None
+    registry.add(RunRecord("b", late.tag, state="done", created_ms=2000))
+    found = registry.get("b")
+    assert found is not None
+    assert found.state == "done"
+    assert found.keys == RunKeys(late.tag)
+    registry.remove("b")
+    registry.remove("b")
+    assert registry.list() == [early]
+    client.close()
+
+
+def test_a_run_record_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+    record = RunRecord("a", new_tag(), created_ms=5)
+    assert RunRecord.from_json({**record.to_json(), "new_field": 1}) == record
+
+
+def test_one_garbled_run_does_not_hide_the_others(broker_client: redis.Redis) -> None:
+    registry = RunRegistry(broker_client)
+    record = RunRecord("good", new_tag())
+    registry.add(record)
+    broker_client.hset(RUNS_KEY, mapping={"bad1": b"\xff", "bad2": "[]", "bad3": "{}"})
+    assert record in registry.list()
+    assert registry.get("bad1") is registry.get("bad2") is registry.get("bad3") is None
+    for run_id in ("good", "bad1", "bad2", "bad3"):
+        registry.remove(run_id)
+
+
+def test_events_come_in_order_from_any_point_and_are_bounded(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    events = Events(data_client, run_keys)
+    assert events.read() == []
+    first = events.append("lease_done", slot="a", env_steps=12, reward=-1.5)
+    events.append("evaluated", success=None)
+    read = events.read()
+    assert [(event.kind, event.facts) for event in read] == [
+        ("lease_done", {"slot": "a", "env_steps": 12, "reward": -1.5}),
+        ("evaluated", {"success": None}),
+    ]
+    assert [event.kind for event in events.read(first, timeout_s=0.1)] == ["evaluated"]
+    assert events.read(read[-1].id, timeout_s=0.05) == []
+    pipe = data_client.pipeline(transaction=False)
+    for _ in range(12_000):
+        pipe.xadd(run_keys.events, {"kind": "x", "facts": "{}"})
+    pipe.execute()
+    events.append("last")
+    assert data_client.xlen(run_keys.events) < 10_200
+
+
+def test_garbled_events_are_skipped(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    events = Events(data_client, run_keys)
+    data_client.xadd(run_keys.events, {"nonsense": "1"})
+    events.append("good")
+    assert [event.kind for event in events.read()] == ["good"]
+
+
+def test_the_board_keeps_what_is_not_written_again(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    board = Board(data_client, run_keys)
+    assert board.read() == {}
+    board.write({"env_steps": 10, "stage": "filling"})
+    board.write({"stage": "training", "loss": 0.25})
+    board.write({})
+    assert board.read() == {"env_steps": 10, "stage": "training", "loss": 0.25}
+
+
+def test_silent_workers_are_forgotten_by_the_servers_clock(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    beats = Heartbeats(data_client, run_keys, ttl_s=30.0)
+    beats.beat(Heartbeat("w1", slots=2, busy=1, host="h", pid=7, time_ms=1))
+    beats.beat(Heartbeat("w2", slots=1, busy=0, host="h", pid=8))
+    read = beats.read()
+    assert {name: (beat.slots, beat.busy) for name, beat in read.items()} == {"w1": (2, 1), "w2": (1, 0)}
+    assert read["w1"].time_ms > 1_600_000_000_000, "the sender's clock does not count"
+    beats.leave("w2")
+    assert set(beats.read()) == {"w1"}
+    # A reader with another patience: everything is older than 0 s one call later.
+    impatient = Heartbeats(data_client, run_keys, ttl_s=-1.0)
+    assert impatient.read() == {}
+    assert data_client.hlen(run_keys.heartbeats) == 0
+    beats.beat(Heartbeat("w1", 1, 0, "h", 7))
+    assert 0 < int(data_client.pttl(run_keys.heartbeats)) <= 300_000
+
+
+def test_garbled_heartbeats_are_not_workers(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    beats = Heartbeats(data_client, run_keys)
+    data_client.hset(run_keys.heartbeats, mapping={"bad": "{", "worse": "{}"})
+    beats.beat(Heartbeat("w", 1, 0, "h", 7))
+    assert set(beats.read()) == {"w"}
+
+
+def test_dead_letters_keep_heads_and_exact_counts(data_client: Any, run_keys: RunKeys) -> None:
+    letters = DeadLetters(data_client, run_keys)
+    assert letters.counts() == {}
+    for seq in range(500):
+        letters.append(Entry("a", 1, seq, bytes(100_000)), "corrupt" if seq % 2 else "wire_version", "x" * 5000)
+    assert letters.counts() == {"corrupt": 250, "wire_version": 250}
+    assert data_client.xlen(run_keys.dead_letters) <= 300
+    assert data_client.memory_usage(run_keys.dead_letters) < 3_000_000
+    _, fields = data_client.xrevrange(run_keys.dead_letters, count=1)[0]
+    assert fields[b"id"] == b"1-499"
+    assert fields[b"size_bytes"] == b"100000"
+
+
+def test_waiting_for_the_control_record_ends_when_it_is_there_or_when_time_is_up(
+    data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    record = ControlRecord(data_client, run_keys)
+    assert wait_for_control(record, 0.02) is None
+    record.write(window_bytes=1, config_epoch=1)
+    assert wait_for_control(record, 5.0) == record.read()
+
+
+def test_deleting_a_run_leaves_nothing_of_it_and_touches_no_other(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    other = RunKeys(new_tag())
+    for keys in (run_keys, other):
+        Board(data_client, keys).write({"a": 1})
+        Events(data_client, keys).append("x")
+        for slot in range(600):
+            data_client.xadd(keys.stream(f"s{slot}"), {"f": b"x"})
+    assert delete_run(data_client, run_keys) == 602
+    assert list(data_client.scan_iter(match=run_keys.prefix + "*")) == []
+    assert delete_run(data_client, other) == 602
+
+
+@pytest.mark.parametrize("bad", [{"head": b"x"}, {"window_bytes": b""}])
+def test_a_garbled_control_record_is_told_apart(
+    data_client: redis.Redis, run_keys: RunKeys, bad: dict[str, bytes]
+) -> None:
+    record = ControlRecord(data_client, run_keys)
+    record.write(window_bytes=1, config_epoch=1)
+    data_client.hset(run_keys.control, mapping=bad)  # type: ignore[arg-type]
+    with pytest.raises(TransportError, match="control record"):
+        record.read()

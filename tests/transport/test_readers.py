@@ -1,0 +1,153 @@
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawq.core import Entry
+from clawq.testing.experience import TrueSlot
+from clawq.transport.client import connect
+from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
+from clawq.transport.keys import RunKeys
+from clawq.transport.readers import StreamReader, next_subset
+from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import StreamWriter
+
+
+@given(st.integers(1, 300), st.integers(1, MAX_FRAGMENT_BYTES), st.integers(0, 10**6))
+def test_a_reply_stays_under_16_megabytes_and_the_rotation_covers_every_stream(
+    count_slots: int, largest: int, turn: int
+) -> None:
+    slots = [f"s{n}" for n in range(count_slots)]
+    seen: set[str] = set()
+    for _ in range(count_slots):
+        subset, count = next_subset(slots, turn, largest)
+        assert 1 <= len(subset) <= count_slots
+        assert len(set(subset)) == len(subset)
+        assert len(subset) * count * largest <= 16_000_000
+        turn += len(subset)
+        seen |= set(subset)
+    assert seen == set(slots)
+
+
+def test_forty_streams_of_large_entries_are_read_whole_and_fairly(data_client: Any, run_keys: RunKeys) -> None:
+    sent = {}
+    for number in range(40):
+        writer = StreamWriter.open(data_client, run_keys, f"s{number}", "w")
+        for seq in range(1, 4):
+            writer.send(seq, bytes([number, seq]) * 500_000)
+            sent[f"s{number}", writer.epoch, seq] = bytes([number, seq])
+    reader = StreamReader(data_client, run_keys)
+    assert reader.unread_entries() == {}
+    got: dict[tuple[str, int, int], bytes] = {}
+    while len(got) < 120:
+        entries = reader.read(2.0)
+        assert entries
+        assert sum(len(entry.payload) for entry in entries) <= 16_000_000
+        for entry in entries:
+            assert (entry.slot, entry.epoch, entry.seq) not in got
+            got[entry.slot, entry.epoch, entry.seq] = entry.payload[:2]
+    assert got == sent
+    assert set(reader.unread_entries().values()) == {0}
+    assert reader.stored_bytes() == 120_000_000
+
+
+def test_unread_entries_and_stored_bytes_follow_writers_and_trimming(data_client: Any, run_keys: RunKeys) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    now = [0.0]
+    reader = StreamReader(data_client, run_keys, clock=lambda: now[0])
+    for seq in range(1, 6):
+        writer.send(seq, bytes(1000))
+    got: list[Entry] = []
+    while len(got) < 5:
+        got += reader.read(0.0)
+    for seq in range(6, 9):
+        writer.send(seq, bytes(1000))
+    now[0] += 1.0
+    data_client.xtrim(run_keys.stream("a"), maxlen=3, approximate=False)
+    reader.trim({"a": f"{writer.epoch}-5"}, 0)
+    reader._discover_if_due()
+    assert reader.unread_entries() == {"a": 3}
+
+
+def test_what_failed_to_be_trimmed_is_trimmed_with_the_next_call(own_servers: EmbeddedRedis, run_keys: RunKeys) -> None:
+    from clawq.errors import StoreUnavailable
+
+    client = connect(own_servers.data_url)
+    broken = connect(own_servers.data_url)
+    writer = StreamWriter.open(client, run_keys, "a", "w")
+    for seq in range(1, 4):
+        writer.send(seq, bytes(100))
+    reader = StreamReader(broken, run_keys)
+    while len(reader.cursors()) < 1 or reader.cursors()["a"] != f"{writer.epoch}-3":
+        reader.read(1.0)
+    path = broken.connection_pool.connection_kwargs["path"]
+    for connection in (broken.connection_pool.connection_kwargs,):
+        connection["path"] = path + "-gone"
+    broken.connection_pool.disconnect()
+    broken.connection_pool.reset()
+    with pytest.raises(StoreUnavailable):
+        reader.trim(reader.cursors(), 0)
+    broken.connection_pool.connection_kwargs["path"] = path
+    broken.connection_pool.reset()
+    assert reader.trim(reader.cursors(), 0) == 3
+    assert reader.trim(reader.cursors(), 0) == 0
+    client.close()
+    broken.close()
+
+
+def test_reading_back_merges_slots_by_the_time_of_their_fragments(data_client: Any, run_keys: RunKeys) -> None:
+    """Ids begin with the start of their slot's epoch: by ids, all of slot `a` would come before all of slot `b`."""
+    rng, ids = np.random.default_rng(0), itertools.count()
+    made = {slot: TrueSlot(slot, 1, rng, ids) for slot in ("a", "b")}
+    writers = {slot: StreamWriter.open(data_client, run_keys, slot, "w") for slot in made}
+    for seq in range(1, 11):
+        for offset, (slot, actor) in enumerate(made.items()):
+            fragment, _ = actor.fragment(2)
+            meta = replace(fragment.meta, created_ms=1000 * seq + offset)
+            writers[slot].send(seq, encode(replace(fragment, meta=meta)))
+    cursors = {"a": f"{writers['a'].epoch}-10", "b": f"{writers['b'].epoch}-9"}
+    back = list(StreamReader(data_client, run_keys, cursors=cursors).read_back(cursors))
+    expected = [(slot, seq) for seq in range(1, 11) for slot in "ab" if (slot, seq) != ("b", 10)]
+    assert [(entry.slot, entry.seq) for entry in back] == expected
+
+
+def test_a_late_registration_of_an_older_incarnation_does_not_make_the_reader_begin_anew(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    writer.send(1, b"x")
+    reader = StreamReader(data_client, run_keys)
+    assert reader.read(2.0)
+    data_client.hset(run_keys.slots, "a", '{"worker": "old", "epoch": 1}')
+    assert reader.read(0.7) == [], "a second discovery happened, and nothing is read twice"
+
+
+def test_a_reader_of_another_name_keeps_its_own_cursors_and_does_not_pace_actors(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    writer.send(1, b"x")
+    recorder = StreamReader(data_client, run_keys, reader="recorder")
+    assert recorder.read(2.0)
+    recorder.acknowledge(recorder.cursors())
+    recorder.acknowledge({})
+    writer.poll()
+    assert writer.unread_bytes() == 1
+    assert data_client.hget(run_keys.cursors("recorder"), "a").decode() == f"{writer.epoch}-1"
+
+
+def test_a_stream_is_not_swept_while_it_holds_entries_even_unclaimed(data_client: Any, run_keys: RunKeys) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    reader = StreamReader(data_client, run_keys)
+    writer.send(1, b"x")
+    writer.close()
+    assert reader.read(2.0)
+    assert reader.sweep() == []
+    reader.acknowledge(reader.cursors())
+    reader.trim(reader.cursors(), 0)
+    assert reader.sweep() == ["a"]
+    assert not data_client.exists(run_keys.stream("a"), run_keys.slots, run_keys.cursors())
