@@ -1,0 +1,64 @@
+"""The check in tests/conftest.py that nothing is left behind must itself be able to fail."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+LEAVES = {
+    "process": """
+import subprocess, sys
+def test_it():
+    # A grandchild in a session of its own, whose parent is gone: no tree leads to it.
+    inner = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'])"
+    subprocess.run([sys.executable, "-c", inner], check=True, start_new_session=True)
+""",
+    "socket folder": """
+import os, tempfile
+def test_it():
+    tempfile.mkdtemp(prefix="clawq-0-1-", dir=os.environ["XDG_RUNTIME_DIR"])
+""",
+    "listening socket": """
+import socket
+def test_it(request):
+    global kept
+    kept = socket.create_server(("127.0.0.1", 0))
+""",
+    "shared memory": """
+from pathlib import Path
+def test_it():
+    Path("/dev/shm/clawq-test-left").write_text("x")
+""",
+}
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    shutil.copy(CONFTEST, tmp_path / "conftest.py")
+    return tmp_path
+
+
+def run(session: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    (session / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    return subprocess.run(command, cwd=session, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+def test_a_session_that_leaves_something_fails_and_names_it(session: Path, kind: str) -> None:
+    try:
+        done = run(session, LEAVES[kind])
+    finally:
+        Path("/dev/shm/clawq-test-left").unlink(missing_ok=True)
+    assert done.returncode != 0, done.stdout
+    assert "the tests left behind" in done.stdout
+    assert f"  {kind} " in done.stdout
+
+
+def test_a_session_with_real_servers_leaves_nothing(session: Path) -> None:
+    done = run(session, "def test_it(data_client, broker_client): assert data_client.ping() and broker_client.ping()\n")
+    assert done.returncode == 0, done.stdout
