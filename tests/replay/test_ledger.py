@@ -1,0 +1,115 @@
+"""Settled entries are counted exactly, whatever was lost, repeated or refused."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawq.replay.ledger import KEPT_EPOCHS, MOST_REASONS, Ledger, Marks, Settled
+from clawq.testing.experience import TrueSlot
+from clawq.types import FragmentMeta
+
+STEPS, ENVS = 2, 3
+
+
+def meta_of(
+    seq: int, produced: int | None = None, dropped: dict[str, int] | None = None, epoch: int = 1
+) -> FragmentMeta:
+    meta = TrueSlot("s", ENVS, np.random.default_rng(0), count(1)).fragment(STEPS)[0].meta
+    produced = seq * STEPS * ENVS if produced is None else produced
+    return replace(meta, epoch=epoch, seq=seq, produced=produced, dropped=dropped or {})
+
+
+def assert_valid(ledger: Ledger) -> None:
+    ok, why = ledger.check_valid()
+    assert ok, why
+
+
+def settle(ledger: Ledger, seq: int, outcome: str = "committed", meta: FragmentMeta | None = None) -> None:
+    ledger.settle("s", Settled(1, seq, outcome, meta_of(seq) if meta is None and outcome == "committed" else meta))
+    assert_valid(ledger)
+
+
+def test_gaps_drops_and_refusals_add_up() -> None:
+    ledger = Ledger()
+    settle(ledger, 1)
+    # The outbox dropped fragment 2 and said so; 3 was corrupt; 5 was lost in the stream.
+    settle(ledger, 3, "corrupt")
+    settle(ledger, 4, meta=meta_of(4, dropped={"outbox_full": 6}))
+    settle(ledger, 4, "duplicate")
+    settle(ledger, 6, "stale", meta_of(6, dropped={"outbox_full": 6}))
+    counts = ledger.counts
+    assert (counts.entries, counts.committed, counts.duplicates) == (5, 2, 1)
+    assert counts.rejected == {"corrupt": 1, "stale": 1}
+    assert counts.gap_fragments == 2
+    assert counts.produced_steps == 36
+    assert counts.committed_steps == 12
+    assert counts.dropped_steps == {"outbox_full": 6}
+    assert counts.refused_steps == 6
+    assert counts.unaccounted_steps == 12  # the corrupt one and the lost one
+    assert ledger.cursors == {"s": "1-6"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 12), st.sampled_from(["committed", "stale", "corrupt"]))))
+@settings(max_examples=100, deadline=None)
+def test_a_ledger_saved_and_loaded_at_any_point_ends_the_same(entries: list[tuple[int, int, str]]) -> None:
+    straight, broken = Ledger(), Ledger()
+    for epoch, seq, outcome in entries:
+        for ledger in (straight, broken):
+            new = ledger.marks.is_new("s", epoch, seq)
+            meta = meta_of(seq, epoch=epoch) if outcome != "corrupt" else None
+            ledger.settle("s", Settled(epoch, seq, outcome if new else "duplicate", meta if new else None))
+            assert ledger.counts.entries == ledger.counts.committed + ledger.counts.duplicates + sum(
+                ledger.counts.rejected.values()
+            )
+        broken = Ledger(broken.state_dict())
+    assert straight.state_dict() == broken.state_dict()
+    first_seqs: dict[int, int] = {}
+    for epoch, seq, _ in entries:
+        first_seqs[epoch] = max(seq, first_seqs.get(epoch, 0))
+    # Every seq up to the highest of its epoch was settled as new, or is part of a gap.
+    news = straight.counts.entries - straight.counts.duplicates
+    assert news + straight.counts.gap_fragments == sum(first_seqs.values())
+
+
+def test_the_state_is_plain_and_a_copy() -> None:
+    ledger = Ledger()
+    settle(ledger, 1, meta=meta_of(1, dropped={"outbox_full": 0}))
+    state = ledger.state_dict()
+    frozen = json.dumps(state)
+    settle(ledger, 2)
+    assert json.dumps(state) == frozen
+
+
+def test_the_cursor_follows_a_new_epoch_even_if_the_clock_went_back() -> None:
+    ledger = Ledger()
+    for epoch in (1000, 900):
+        ledger.settle("s", Settled(epoch, 1, "committed", meta_of(1, epoch=epoch)))
+        assert_valid(ledger)
+    assert ledger.cursors == {"s": "900-1"}
+    assert not ledger.marks.is_new("s", 1000, 1)
+
+
+def test_marks_know_each_epoch_and_forget_only_the_oldest() -> None:
+    marks = Marks()
+    for epoch in range(1, KEPT_EPOCHS + 3):
+        assert marks.is_new("s", epoch, 5)
+        marks.advance("s", epoch, 5)
+        assert not marks.is_new("s", epoch, 5)
+        assert not marks.is_new("s", epoch, 1)
+        assert marks.is_new("s", epoch, 6)
+    assert len(marks.state()["s"]) == KEPT_EPOCHS
+    # Forgotten, so taken for a repetition: never trained on twice.
+    assert not marks.is_new("s", 1, 6)
+    assert marks.is_new("t", 1, 1)
+
+
+def test_reasons_from_the_wire_cannot_grow_without_bound() -> None:
+    ledger = Ledger()
+    for k in range(3 * MOST_REASONS):
+        settle(ledger, k + 1, meta=meta_of(k + 1, dropped={f"reason {k}": 1}))
+    assert len(ledger.counts.dropped_steps) == MOST_REASONS + 1
+    assert sum(ledger.counts.dropped_steps.values()) == 3 * MOST_REASONS
