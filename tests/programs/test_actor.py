@@ -1,0 +1,318 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from clawq.algorithms.td3 import plugin as td3
+from clawq.config import RunConfig
+from clawq.specs import EnvSpec
+from clawq.testing.point import PointOptions, point_spec
+from clawq.transport.claims import Claim
+from clawq.transport.client import connect
+from clawq.transport.codec import decode
+from clawq.transport.control import ControlRecord
+from clawq.transport.keys import RunKeys, new_tag
+from clawq.transport.readers import StreamReader
+from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import StreamWriter
+from clawq.transport.weights import WeightsPublisher
+from clawq.types import Fragment
+
+Eventually = Callable[..., None]
+SPEC = point_spec(PointOptions())
+#: A small network, so that nothing but the actor takes time.
+ALGORITHM = {"name": "td3", "options": {"hidden": [8, 8]}}
+
+
+class Run:
+    """A run as its learner keeps it in Redis, and a reader of its fragments."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, options: dict[str, Any] | None = None) -> None:
+        self.keys, self.client = keys, client
+        self.config = RunConfig.model_validate(
+            {
+                "name": "test",
+                "seed": 7,
+                "environment": {"name": "point", "num_envs": 4, "options": {"step_s": 0.002, **(options or {})}},
+                "algorithm": ALGORITHM,
+                "actors": {"fragment_s": 0.05},
+            }
+        )
+        self.control = ControlRecord(client, keys)
+        self.claim = Claim.take(client, keys.claim("learner"), "test", 60.0)
+        self.publisher = WeightsPublisher(client, keys, self.claim)
+        self.reader = StreamReader(client, keys)
+        self.seen: list[Fragment] = []
+
+    def begin(self) -> None:
+        self.control.write(stop=False, window_bytes=8_000_000, config_epoch=0)
+        self.publish(1, updates=0)
+
+    def publish(self, version: int, updates: int) -> None:
+        algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", 0)
+        self.publisher.publish({k: v.numpy() for k, v in algorithm.weights().items()}, version, updates)
+
+    def described(self, spec: EnvSpec = SPEC) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json")
+        return {"id": "test", "tag": self.keys.tag, "config": config, "spec": spec.to_json()}
+
+    def fragments(self) -> list[Fragment]:
+        entries = self.reader.read(0.05)
+        self.seen += [decode(entry.payload) for entry in entries]
+        self.reader.acknowledge(self.reader.cursors())
+        return self.seen
+
+
+class ActorUnderTest:
+    """An actor process, and the worker's end of its line."""
+
+    def __init__(self, data_url: str, log: Path) -> None:
+        self.data_url, self.log = data_url, log
+        ours, theirs = socket.socketpair()
+        env = {**os.environ, "CLAWQ_CONTROL_FD": str(theirs.fileno()), "CLAWQ_THREADS": "1"}
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "clawq.programs.actor"], pass_fds=(theirs.fileno(),), env=env, stderr=stderr
+            )
+        theirs.close()
+        ours.settimeout(30.0)
+        self.sock, self.lines = ours, ours.makefile("r")
+        self.phases: list[str] = []
+
+    def tell(self, **message: Any) -> None:
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def lease(self, run: dict[str, Any], seconds: float, slot: str = "host-w-0") -> None:
+        self.tell(op="lease", run=run, slot=slot, worker="host/w", data_url=self.data_url, seconds=seconds)
+
+    def next(self, *events: str, phase: str | None = None) -> dict[str, Any]:
+        """The next message of one of those kinds."""
+        for line in self.lines:
+            message: dict[str, Any] = json.loads(line)
+            if message["event"] == "progress":
+                self.phases.append(message["phase"])
+            if message["event"] in events and phase in (None, message.get("phase")):
+                return message
+            assert message["event"] in ("ready", "progress"), message
+        raise AssertionError(f"the actor ended:\n{self.log.read_text()}")
+
+    def close(self) -> None:
+        self.lines.close()
+        self.sock.close()
+        self.process.wait(10.0)
+
+
+@pytest.fixture
+def run(data_client: redis.Redis, run_keys: RunKeys) -> Run:
+    return Run(data_client, run_keys)
+
+
+@pytest.fixture
+def actor(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[ActorUnderTest]:
+    actor = ActorUnderTest(redis_servers.data_url, tmp_path / "actor.log")
+    yield actor
+    actor.close()
+
+
+def test_leases_bring_fragments_and_the_second_one_goes_on_where_the_first_ended(
+    run: Run, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    run.begin()
+    actor.next("ready")
+    actor.lease(run.described(), 0.4)
+    first = actor.next("done")["report"]
+    actor.lease(run.described(), 0.2)
+    second = actor.next("done")["report"]
+    total = first["env_steps"] + second["env_steps"]
+    eventually(lambda: sum(f.meta.steps * f.meta.envs for f in run.fragments()) >= total, "all fragments")
+    assert first["reason"] == second["reason"] == "lease_over"
+    assert first["fragments"] > 2
+    metas = [fragment.meta for fragment in run.seen]
+    assert [meta.seq for meta in metas] == list(range(1, len(metas) + 1))
+    assert len({meta.epoch for meta in metas}) == 1
+    assert metas[-1].produced == total
+    assert {(m.run, m.worker, m.slot, m.env) for m in metas} == {
+        (run.keys.tag, "host/w", "host-w-0", SPEC.fingerprint)
+    }
+    assert actor.phases[:3] == ["start", "start", "reset"] or actor.phases[:2] == ["start", "reset"]
+    assert "step" in actor.phases
+
+
+def test_ready_comes_before_the_heavy_imports(run: Run, actor: ActorUnderTest) -> None:
+    started_s = time.monotonic()
+    actor.next("ready")
+    assert time.monotonic() - started_s < 5.0
+
+
+def test_trained_weights_are_taken_over_between_fragments(
+    run: Run, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    eventually(lambda: run.fragments(), "fragments under version 1", 20)
+    run.publish(2, updates=100)
+    eventually(lambda: run.fragments()[-1].meta.weights_version == 2, "fragments under version 2", 30)
+    actor.tell(op="end")
+    report = actor.next("done")["report"]
+    assert report["reason"] == "ended"
+    assert [f.meta.weights_version for f in run.fragments()] == sorted(f.meta.weights_version for f in run.seen)
+
+
+def test_an_actor_waits_for_the_control_record_and_ends_with_the_run(
+    run: Run, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    actor.lease(run.described(), 30.0)
+    actor.next("progress", phase="wait")
+    assert run.fragments() == []
+    run.begin()
+    eventually(lambda: run.fragments(), "fragments", 20)
+    run.control.request_stop()
+    assert actor.next("done")["report"]["reason"] == "run_stopped"
+    # The slot is free again at once.
+    StreamWriter.open(run.client, run.keys, "host-w-0", "next", 1.0).close()
+
+
+def test_a_lease_of_another_run_builds_anew(
+    run: Run, actor: ActorUnderTest, data_client: redis.Redis, eventually: Eventually
+) -> None:
+    other = Run(data_client, RunKeys(new_tag()))
+    run.begin()
+    other.begin()
+    actor.lease(run.described(), 0.2)
+    actor.next("done")
+    actor.lease(other.described(), 0.2)
+    actor.next("done")
+    eventually(lambda: run.fragments() and other.fragments(), "fragments of both")
+    assert {f.meta.run for f in run.seen} == {run.keys.tag}
+    assert {f.meta.run for f in other.seen} == {other.keys.tag}
+    StreamWriter.open(run.client, run.keys, "host-w-0", "next", 1.0).close()
+
+
+def test_sigterm_finishes_sends_and_gives_the_slot_back(
+    run: Run, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    eventually(lambda: run.fragments(), "fragments", 20)
+    actor.process.send_signal(signal.SIGTERM)
+    report = actor.next("done")["report"]
+    assert report["reason"] == "ended"
+    assert actor.process.wait(5.0) == 0
+    eventually(lambda: sum(f.meta.steps * f.meta.envs for f in run.fragments()) == report["env_steps"], "all of it")
+    StreamWriter.open(run.client, run.keys, "host-w-0", "next", 1.0).close()
+
+
+def test_eof_ends_the_process_even_inside_a_hanging_simulator(
+    data_client: redis.Redis, run_keys: RunKeys, actor: ActorUnderTest
+) -> None:
+    run = Run(data_client, run_keys, {"fault": {"kind": "hang", "phase": "step", "at": 3}})
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    actor.next("progress", phase="step")
+    actor.sock.shutdown(socket.SHUT_RDWR)
+    actor.process.wait(5.0)
+
+
+def test_a_simulator_that_raises_is_reported_with_its_error(
+    data_client: redis.Redis, run_keys: RunKeys, actor: ActorUnderTest
+) -> None:
+    run = Run(data_client, run_keys, {"fault": {"kind": "raise", "phase": "step", "at": 3}})
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    failed = actor.next("failed")
+    assert failed["kind"] == "RuntimeError"
+    assert "fault on purpose" in failed["error"]
+    assert actor.process.wait(10.0) == 70
+    assert "Traceback" in actor.log.read_text()
+
+
+def test_an_environment_other_than_the_learners_is_refused(run: Run, actor: ActorUnderTest) -> None:
+    run.begin()
+    actor.lease(run.described(point_spec(PointOptions(max_episode_steps=99))), 5.0)
+    failed = actor.next("failed")
+    assert failed["kind"] == "SpecMismatch"
+    assert "max_episode_steps: expected 99, got 20" in failed["error"]
+    assert "Traceback" not in actor.log.read_text()
+
+
+def test_a_slot_that_another_actor_takes_ends_the_lease_quietly(
+    run: Run, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    eventually(lambda: run.fragments(), "fragments", 20)
+    run.client.delete(run.keys.claim("slot:host-w-0"))
+    thief = StreamWriter.open(run.client, run.keys, "host-w-0", "thief", 60.0)
+    assert actor.next("done")["report"]["reason"] == "claim_lost"
+    thief.close()
+
+
+def test_C54_a_rerun_has_the_same_first_rows_and_a_restart_has_others(
+    redis_servers: EmbeddedRedis, data_client: redis.Redis, tmp_path: Path, eventually: Eventually
+) -> None:
+    def first_fragment(run: Run, name: str) -> Fragment:
+        seen = len(run.fragments())
+        actor = ActorUnderTest(redis_servers.data_url, tmp_path / name)
+        actor.lease(run.described(), 0.2)
+        actor.next("done")
+        actor.process.send_signal(signal.SIGTERM)
+        actor.close()
+        eventually(lambda: len(run.fragments()) > seen, "fragments")
+        return run.seen[seen]
+
+    runs = [Run(data_client, RunKeys(new_tag())) for _ in range(2)]
+    for run in runs:
+        run.begin()
+    one, again, restarted = (first_fragment(runs[i], f"{k}.log") for k, i in enumerate((0, 1, 1)))
+    assert one.meta.seed == again.meta.seed != restarted.meta.seed
+    steps = min(one.meta.steps, again.meta.steps)
+    for key in one.obs:
+        assert (one.obs[key][:steps] == again.obs[key][:steps]).all()
+    assert (one.action[:steps] == again.action[:steps]).all()
+    assert not (again.obs["desired_goal"][0] == restarted.obs["desired_goal"][0]).all()
+    # And within an actor no two envs are alike.
+    assert len({tuple(goal) for goal in one.obs["desired_goal"][0]}) == 4
+
+
+def test_an_actor_outlives_a_data_redis_that_comes_back_empty(
+    own_servers: EmbeddedRedis,
+    restart_data: Callable[[EmbeddedRedis], None],
+    tmp_path: Path,
+    eventually: Eventually,
+) -> None:
+    client, keys = connect(own_servers.data_url), RunKeys(new_tag())
+    run = Run(client, keys)
+    run.begin()
+    actor = ActorUnderTest(own_servers.data_url, tmp_path / "actor.log")
+    actor.lease(run.described(), 60.0)
+    eventually(lambda: run.fragments(), "fragments", 20)
+    epoch = run.seen[-1].meta.epoch
+    restart_data(own_servers)
+    # The learner makes everything again.
+    again = Run(client, keys)
+    again.begin()
+    again.publish(2, updates=0)
+    eventually(lambda: again.fragments() and again.seen[-1].meta.weights_version == 2, "fragments again", 25)
+    assert again.seen[0].meta.epoch > epoch
+    assert again.seen[0].meta.seq == 1
+    actor.tell(op="end")
+    actor.next("done")
+    actor.close()
+
+
+def test_started_by_hand_it_says_who_starts_actors() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "CLAWQ_CONTROL_FD"}
+    done = subprocess.run(
+        [sys.executable, "-m", "clawq.programs.actor"], env=env, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert "clawq worker start" in done.stderr
