@@ -12,7 +12,7 @@ from clawq.config_file import load_config, parse_config, to_yaml
 from clawq.config_yaml import apply_overrides
 from clawq.errors import ConfigError
 
-PLUGINS = '''
+PLUGINS = """
 from enum import Enum
 from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -47,7 +47,7 @@ class algorithm:
 
 class no_plugin:
     pass
-'''
+"""
 
 GOOD = """\
 name: demo
@@ -213,7 +213,7 @@ def test_a_wrong_plugin_name_is_a_mistake_of_the_configuration(good: Path, overr
         (["budget.target_success=1", "evaluation.interval_s=null"], "budget.target_success: needs evaluations"),
         (["redis.broker_url=http://x"], "must begin with one of redis://"),
         (["redis.stream_bytes=900000000"], "is above 55% of redis.data_memory_mb"),
-        (["redis.stream_bytes=1000000"], "one slow learner would let a single actor fill the server"),
+        (["redis.stream_bytes=1000000", "redis.window_bytes=1000001"], "one slow learner would let a single actor fill the server"),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused_with_the_reason(
@@ -254,7 +254,7 @@ def test_a_url_with_a_password_is_not_repeated_in_the_mistake(good: Path) -> Non
         (b"name: [1, 2\n", "is not valid YAML: line 2, column 1"),
         (b"name: !!python/object/apply:os.system [echo]\n", "could not determine a constructor"),
         (b"a: &a\n  b: *a\n", "is nested deeper than 32 levels"),
-        (b"[" * 5000, "nested too deeply"),
+        (b"[" * 1500, "nested too deeply"),
         (b"name: a\x00b\n", "is not valid YAML"),
     ],
 )
