@@ -246,6 +246,9 @@ class Td3:
         return {"actor": self._actor_adam, "critic": self._critic_adam}
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
+        missing = {"networks", "optimisers", "normaliser", "updates", "actor_updates", "noise"} - state.keys()
+        if missing:
+            raise CheckpointInvalid(f"not a state of TD3: {sorted(missing)} missing")
         for name, stack in self._stacks().items():
             saved = state["networks"].get(name)
             if saved is None or saved.shape != stack.flat.shape:
@@ -256,6 +259,8 @@ class Td3:
                 )
         if (state["normaliser"] is None) != (self.normaliser is None):
             raise CheckpointInvalid("the checkpoint was made with another setting of `normalize_obs`")
+        if self.normaliser is not None:
+            self.normaliser.check_state(state["normaliser"])
 
 
 def _optimiser_state(adam: torch.optim.Adam) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from clawq.algorithms.td3 import Td3Options, plugin
 from clawq.algorithms.td3_learner import Td3
-from clawq.core import Batch
+from clawq.core import Algorithm, AlgorithmPlugin, Batch, Policy
 from clawq.errors import CheckpointInvalid, NonFiniteUpdate
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.testing.point import PointEnv, PointOptions
@@ -86,6 +86,13 @@ def assert_identical(state: Any, other: Any, leave_out: str = "?") -> None:
             continue
         same = torch.equal(leaf, theirs[path]) if isinstance(leaf, Tensor) else leaf == theirs[path]
         assert same, path
+
+
+def test_the_plugin_is_what_the_protocols_say() -> None:
+    typed: AlgorithmPlugin = plugin  # and mypy reads this line
+    algorithm: Algorithm = typed.make_algorithm(make_spec(), typed.Options(hidden=(8,)), "cpu", 0)
+    policy: Policy = typed.make_policy(make_spec(), typed.Options(hidden=(8,)))
+    policy.load(algorithm.weights())
 
 
 class PlainTd3:
@@ -353,6 +360,13 @@ def test_a_state_of_other_networks_is_refused_whole() -> None:
         td3.load_state_dict(make_td3(spec=make_spec(asymmetric=False)).state_dict())
     with pytest.raises(CheckpointInvalid, match="normalize_obs"):
         td3.load_state_dict(make_td3(SMALL.model_copy(update={"normalize_obs": False})).state_dict())
+    narrow = td3.state_dict()
+    for name in ("mean", "var"):
+        narrow["normaliser"][name] = narrow["normaliser"][name][:-1]
+    with pytest.raises(CheckpointInvalid, match="normaliser: the checkpoint has 10 columns, this run has 11"):
+        td3.load_state_dict({**narrow, "updates": 77})
+    with pytest.raises(CheckpointInvalid, match="not a state of TD3"):
+        td3.load_state_dict({"networks": {}})
     assert_identical(td3.state_dict(), before)
 
 
