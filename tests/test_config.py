@@ -213,7 +213,7 @@ def test_a_wrong_plugin_name_is_a_mistake_of_the_configuration(good: Path, overr
         (["budget.target_success=1", "evaluation.interval_s=null"], "budget.target_success: needs evaluations"),
         (["redis.broker_url=http://x"], "must begin with one of redis://"),
         (["redis.stream_bytes=900000000"], "is above 55% of redis.data_memory_mb"),
-        (["redis.stream_bytes=1000000", "redis.window_bytes=1000001"], "one slow learner would let a single actor fill the server"),
+        (["redis.stream_bytes=1000000", "redis.window_bytes=1000001"], "would let a single actor fill the server"),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused_with_the_reason(
