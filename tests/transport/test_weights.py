@@ -39,7 +39,8 @@ def all_equal(version: int) -> dict[str, Any]:
 def test_C22_every_fetched_version_is_homogeneous_and_equals_its_tag(
     data_client: Any, redis_servers: EmbeddedRedis, run_keys: RunKeys, publishes: int, fetchers: int
 ) -> None:
-    publisher = publisher_of(data_client, run_keys)
+    claim = Claim.take(data_client, run_keys.claim("learner"), "the test", 60.0)
+    publisher = WeightsPublisher(data_client, run_keys, claim)
     arguments = [sys.executable, str(FETCHER), redis_servers.data_url, run_keys.tag, str(publishes)]
     processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(fetchers)]
     try:
@@ -47,6 +48,8 @@ def test_C22_every_fetched_version_is_homogeneous_and_equals_its_tag(
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         for version in range(1, publishes + 1):
+            if claim.renewal_due:
+                claim.renew()
             publisher.publish(all_equal(version), version, version, {"version": version})
         reports = [json.loads(process.communicate(timeout=30)[0]) for process in processes]
     finally:
