@@ -63,8 +63,8 @@ def stop(run_id: str) -> None:
     while view.registry.get(run_id) is not None:
         if time.monotonic() > deadline:
             raise ClawqError(
-                f"the learner of {run_id} ({run.learner.get('host')}, pid {run.learner.get('pid')}) did not stop within "
-                f"{STOP_S:g} s. If it was killed, remove what it left: `clawq learner forget {run_id}`"
+                f"the learner of {run_id} ({run.learner.get('host')}, pid {run.learner.get('pid')}) did not stop "
+                f"within {STOP_S:g} s. If it was killed, remove what it left: `clawq learner forget {run_id}`"
             )
         time.sleep(0.1)
     click.echo("stopped")

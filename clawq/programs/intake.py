@@ -20,6 +20,8 @@ from clawq.types import Array, Fragment, Metrics
 
 #: Training episodes whose mean is reported.
 EPISODES_AVERAGED = 100
+#: Fragments over which policy lag is reported.
+LAGS_AVERAGED = 50
 
 
 class Intake:
@@ -35,12 +37,18 @@ class Intake:
         self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
         self._pending: deque[Staged] = deque()
         self._episodes: deque[tuple[float, int, float]] = deque(maxlen=EPISODES_AVERAGED)
+        self._lags: deque[int] = deque(maxlen=LAGS_AVERAGED)
         self.env_steps = 0
         self.fragments = 0
         self.blocked = False
 
-    def commit(self, most: int) -> int:
-        """Commit up to `most` fragments; returns how many. Never waits."""
+    def commit(self, most: int, version: int) -> int:
+        """Commit up to `most` fragments; returns how many. Never waits.
+
+        Args:
+            most: fragments.
+            version: the learner's weights version now, from which policy lag is counted.
+        """
         done = 0
         self.blocked = False
         while done < most:
@@ -52,6 +60,7 @@ class Intake:
             if not self._limiter.can_insert(steps):
                 self.blocked = True
                 break
+            self._lags.append(version - self._pending[0].fragment.meta.weights_version)
             self._commit_one(self._pending.popleft(), steps)
             done += 1
         return done
@@ -79,8 +88,17 @@ class Intake:
         else:
             self._pending.extend(self._consumer.take(1, timeout_s))
 
-    def episode_metrics(self) -> Metrics:
-        """Means over the last training episodes, exploration included; empty before the first one ended."""
+    def metrics(self) -> Metrics:
+        """Policy lag of the last fragments; means over the last training episodes, exploration included."""
+        lags = self._lags
+        lag = (
+            {"policy_lag/min": min(lags), "policy_lag/mean": sum(lags) / len(lags), "policy_lag/max": max(lags)}
+            if lags
+            else {}
+        )
+        return {**lag, **self._episode_metrics()}
+
+    def _episode_metrics(self) -> Metrics:
         if not self._episodes:
             return {}
         returns, lengths, successes = (np.array(column, np.float64) for column in zip(*self._episodes, strict=True))

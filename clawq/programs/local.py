@@ -107,6 +107,8 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
             follow(run_id, servers, household, display, stop)
         finally:
             status = household.end()
+    if status != 0 and household.learner is not None:
+        display.say(household.learner.log.tail(30))
     return status
 
 

@@ -44,8 +44,8 @@ IDLE_WAIT_S = 0.05
 GAUGE_INTERVAL_S = 1.0
 #: Actor failures after which a run that never got a fragment gives up.
 FAILURES_AT_START = 5
-#: Updates between two looks at the policy lag of a batch (it costs a transfer from the device).
-LAG_EVERY = 50
+#: Without a fragment for so long, the run counts as waiting for experience, seconds.
+STARVED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,6 @@ class Shown:
 
     env_rate: Rate = field(default_factory=Rate)
     update_rate: Rate = field(default_factory=Rate)
-    lag: tuple[float, float, float] | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
@@ -109,6 +108,8 @@ class Trainer:
         self._saving: deque[Future[None]] = deque()
         self._candidate: Candidate | None = None
         self._published_s = self._gauged_s = self._evaluated_s = -math.inf
+        self._published_updates = -1
+        self._committed_s = time.monotonic()
         self._checkpointed_s = time.monotonic()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -121,9 +122,10 @@ class Trainer:
         parts = self.parts
         self._stop = stop
         while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.intake.env_steps):
-            committed = parts.intake.commit(COMMITS_PER_UPDATE)
+            committed = parts.intake.commit(COMMITS_PER_UPDATE, self.version)
             if committed:
-                parts.budget.start(time.monotonic())
+                self._committed_s = time.monotonic()
+                parts.budget.start(self._committed_s)
             updated = self._update_once()
             if not committed and not updated:
                 self._wait()
@@ -139,9 +141,6 @@ class Trainer:
         parts.limiter.sampled(replay.batch_size)
         self.stage = "training"
         self._patience.moved("sample")
-        if parts.updater.updates % LAG_EVERY == 0:
-            lag = self.version - batch.weights_version
-            self._shown.lag = (float(lag.min()), float(lag.double().mean()), float(lag.max()))
         return True
 
     def _wait(self) -> None:
@@ -151,7 +150,7 @@ class Trainer:
             self.stage = "waiting for actors"
         elif parts.limiter.filling:
             self.stage = "filling the ring"
-        else:
+        elif time.monotonic() - self._committed_s > STARVED_S:
             self.stage = "waiting for experience"
             self._complain_when_stuck()
         parts.intake.wait(IDLE_WAIT_S)
@@ -182,9 +181,7 @@ class Trainer:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _has_news(self) -> bool:
-        return self.version == 0 or self.parts.updater.updates > self._published_updates
-
-    _published_updates = 0
+        return self.parts.updater.updates > self._published_updates
 
     def publish(self) -> int:
         """Hand the current weights to the link under the next version; returns it."""
@@ -349,9 +346,7 @@ class Trainer:
         left_s = parts.budget.left_s(now_s)
         if left_s is not None:
             numbers["time_left_s"] = left_s
-        if self._shown.lag is not None:
-            numbers |= dict(zip(("policy_lag/min", "policy_lag/mean", "policy_lag/max"), self._shown.lag, strict=True))
         numbers |= {f"drops/{reason}": float(steps) for reason, steps in counts.dropped_steps.items()}
         numbers |= {f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()}
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
-        return numbers | parts.link.figures() | parts.intake.episode_metrics() | self._shown.evaluation
+        return numbers | parts.link.figures() | parts.intake.metrics() | self._shown.evaluation

@@ -1,0 +1,154 @@
+"""`clawq up`, whole: embedded Redis, a Celery worker, actors, a learner, evaluation, pictures; and how it stops."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from clawq_process import Clawq
+from PIL import Image
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def clawq(tmp_path: Path) -> Iterator[Clawq]:
+    home = Clawq(tmp_path)
+    yield home
+    home.close()
+
+
+def processes_of(run_folder: Path) -> list[psutil.Process]:
+    """Living processes that were told of this run's folder."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(run_folder) in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.timeout(150)
+def test_up_trains_shows_itself_and_leaves_nothing_running(clawq: Clawq, eventually: Eventually) -> None:
+    # When a run is started
+    up = clawq.up("point.yaml", "p1")
+    # Then another terminal sees the same run while it trains
+    eventually(lambda: clawq.status("p1").get("metrics", {}).get("updates", 0) > 50, "updates in status", 60)
+    facts = clawq.status("p1")
+    assert facts["metrics"]["env_steps"] > 0
+    assert len(facts["workers"]) == 1
+    tree = up.tree()
+    # And it ends by itself when it is good enough
+    assert up.wait(100) == 0, up.output + clawq.logs("p1")
+    report = clawq.report("p1")
+    assert report["final_evaluation"]["success"] >= 0.9
+    assert report["final_evaluation"]["episodes"] == 20
+    # And all that it started is gone
+    assert not psutil.wait_procs(tree, timeout=2.0)[1]
+    assert not list((clawq.folder / "state").glob("redis*.json"))
+    assert not list((clawq.folder / "state" / "redis").iterdir())
+    # And its folder holds what was promised
+    folder = clawq.runs / "p1"
+    for name in ("config.yaml", "metrics.jsonl", "curve.png", "hand.gif", "report.json"):
+        assert (folder / name).stat().st_size > 0, name
+    assert list((folder / "checkpoints").glob("*.ckpt"))
+    assert list((folder / "tb").iterdir())
+    with Image.open(folder / "hand.gif") as animation:
+        assert getattr(animation, "n_frames", 1) > 5
+    # And the screen told what was going on, in plain lines, since this is no terminal
+    for words in ("training", "evaluation return", "updates", "policy lag", "drops none", "final evaluation"):
+        assert words in up.output
+    # And every fragment is accounted for
+    numbers = report["numbers"]
+    assert numbers["produced_steps"] == numbers["env_steps"]
+    assert numbers["gap_fragments"] == numbers["duplicates"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_a_signal_it_checkpoints_and_is_gone_in_10_s(
+    clawq: Clawq, eventually: Eventually, number: int
+) -> None:
+    up = clawq.up("point.yaml", "p2", "budget={}", "evaluation.interval_s=null")
+    eventually(lambda: any(line.get("updates", 0) > 50 for line in clawq.metrics("p2")), "updates", 60)
+    status, took_s, left = up.stop(number)
+    assert took_s < 10
+    assert not left
+    assert status == 0, up.output
+    report = clawq.report("p2")
+    assert report["resumable"]
+    # And it can be resumed: counters go on, the weights version never goes back
+    before = report["numbers"]
+    again = clawq.start(
+        "up", str(clawq.runs / "p2" / "config.yaml"), f"budget.env_steps={int(before['env_steps']) + 500}",
+        "evaluation.final_episodes=2", "record.animation=false", "--resume", str(clawq.runs / "p2"),
+    )  # fmt: skip
+    assert again.wait(60) == 0, again.output + clawq.logs("p2")
+    after = clawq.report("p2")["numbers"]
+    assert after["env_steps"] >= before["env_steps"] + 500
+    assert after["updates"] > before["updates"]
+    assert after["weights_version"] > before["weights_version"]
+    lines = clawq.metrics("p2")
+    versions = [line["weights_version"] for line in lines if "weights_version" in line]
+    assert versions == sorted(versions)
+
+
+@pytest.mark.timeout(60)
+def test_a_second_signal_ends_everything_at_once(clawq: Clawq, eventually: Eventually) -> None:
+    up = clawq.up("point.yaml", "p3", "budget={}")
+    eventually(lambda: clawq.metrics("p3"), "the learner is up", 40)
+    tree = up.tree()
+    # Given a learner that cannot stop in order
+    learner = next(p for p in tree if "learner" in p.cmdline() and "start" in p.cmdline())
+    learner.suspend()
+    up.process.send_signal(signal.SIGINT)
+    eventually(lambda: "once more" in up.output, "the first signal was seen", 5)
+    # When it is told again
+    up.process.send_signal(signal.SIGINT)
+    # Then it is gone, with all that it had started
+    assert up.wait(3) == 130
+    assert not psutil.wait_procs(tree, timeout=3.0)[1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("victim", ["up", "learner"])
+def test_killed_with_9_it_leaves_no_orphan(clawq: Clawq, eventually: Eventually, victim: str) -> None:
+    up = clawq.up("point.yaml", "p4", "budget={}")
+    eventually(lambda: clawq.metrics("p4"), "the learner is up", 40)
+    tree = up.tree()
+    if victim == "up":
+        up.process.kill()
+        up.wait(5)
+    else:
+        next(p for p in tree if "learner" in p.cmdline() and "start" in p.cmdline()).kill()
+        assert up.wait(15) != 0
+    assert not psutil.wait_procs(tree, timeout=5.0)[1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["environment.options.id=HandReachDens-v3"], ["HandReachDens-v3", "HandReachDense-v3"]),
+        (["environment.options.id=CartPole-v1"], ["Discrete", "action"]),
+        (["replay.capacity=100000000000"], ["replay.capacity", "fit"]),
+        (["redis.broker_url=redis://localhost:1/0"], ["localhost:1", "broker"]),
+        (["learner.device=cuda:7"], ["cuda:7"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_paragraph_without_a_traceback(
+    clawq: Clawq, words: list[str], told: list[str]
+) -> None:
+    up = clawq.up("fetch_reach.yaml", "bad", *words)
+    status = up.wait(45)
+    assert status in (2, 3), up.output
+    for word in told:
+        assert word in up.output
+    assert "Traceback" not in up.output
+    assert not list((clawq.folder / "state").glob("redis*.json"))
+
+
+@pytest.mark.timeout(150)
+def test_fetch_reach_is_learned_within_a_minute(clawq: Clawq) -> None:
+    up = clawq.up("fetch_reach.yaml", "f1", "record.animation=false")
+    assert up.wait(140) == 0, up.output + clawq.logs("f1")
+    report = clawq.report("f1")
+    assert report["final_evaluation"]["success"] >= 0.8, json.dumps(report)
+    assert report["seconds"] <= 60
