@@ -108,7 +108,11 @@ class ActorUnderTest:
     def close(self) -> None:
         self.lines.close()
         self.sock.close()
-        self.process.wait(10.0)
+        try:
+            self.process.wait(10.0)
+        finally:
+            self.process.kill()
+            self.process.wait()
 
 
 @pytest.fixture
@@ -117,10 +121,22 @@ def run(data_client: redis.Redis, run_keys: RunKeys) -> Run:
 
 
 @pytest.fixture
-def actor(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[ActorUnderTest]:
-    actor = ActorUnderTest(redis_servers.data_url, tmp_path / "actor.log")
-    yield actor
-    actor.close()
+def start_actor(tmp_path: Path) -> Iterator[Callable[[str], ActorUnderTest]]:
+    """Start an actor for a data Redis; it ends with the test."""
+    started: list[ActorUnderTest] = []
+
+    def start(data_url: str) -> ActorUnderTest:
+        started.append(ActorUnderTest(data_url, tmp_path / f"actor-{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for actor in started:
+        actor.close()
+
+
+@pytest.fixture
+def actor(redis_servers: EmbeddedRedis, start_actor: Callable[[str], ActorUnderTest]) -> ActorUnderTest:
+    return start_actor(redis_servers.data_url)
 
 
 def test_leases_bring_fragments_and_the_second_one_goes_on_where_the_first_ended(
@@ -257,42 +273,47 @@ def test_a_slot_that_another_actor_takes_ends_the_lease_quietly(
 
 
 def test_C54_a_rerun_has_the_same_first_rows_and_a_restart_has_others(
-    redis_servers: EmbeddedRedis, data_client: redis.Redis, tmp_path: Path, eventually: Eventually
+    actor: ActorUnderTest,
+    start_actor: Callable[[str], ActorUnderTest],
+    data_client: redis.Redis,
+    eventually: Eventually,
 ) -> None:
-    def first_fragment(run: Run, name: str) -> Fragment:
+    def first_fragment(actor: ActorUnderTest, run: Run) -> Fragment:
         seen = len(run.fragments())
-        actor = ActorUnderTest(redis_servers.data_url, tmp_path / name)
         actor.lease(run.described(), 0.2)
         actor.next("done")
-        actor.process.send_signal(signal.SIGTERM)
-        actor.close()
         eventually(lambda: len(run.fragments()) > seen, "fragments")
         return run.seen[seen]
 
-    runs = [Run(data_client, RunKeys(new_tag())) for _ in range(2)]
-    for run in runs:
-        run.begin()
-    one, again, restarted = (first_fragment(runs[i], f"{k}.log") for k, i in enumerate((0, 1, 1)))
+    # Given a run and its re-run, both at their first incarnation, and then a restarted actor
+    one_run, rerun = Run(data_client, RunKeys(new_tag())), Run(data_client, RunKeys(new_tag()))
+    one_run.begin()
+    rerun.begin()
+    one, again = first_fragment(actor, one_run), first_fragment(actor, rerun)
+    actor.process.send_signal(signal.SIGTERM)
+    actor.process.wait(20.0)
+    restarted = first_fragment(start_actor(actor.data_url), rerun)
+    # Then the first two have the same rows
     assert one.meta.seed == again.meta.seed != restarted.meta.seed
     steps = min(one.meta.steps, again.meta.steps)
     for key in one.obs:
         assert (one.obs[key][:steps] == again.obs[key][:steps]).all()
     assert (one.action[:steps] == again.action[:steps]).all()
+    # And the restarted one has others, and no two envs of an actor are alike
     assert not (again.obs["desired_goal"][0] == restarted.obs["desired_goal"][0]).all()
-    # And within an actor no two envs are alike.
     assert len({tuple(goal) for goal in one.obs["desired_goal"][0]}) == 4
 
 
 def test_an_actor_outlives_a_data_redis_that_comes_back_empty(
     own_servers: EmbeddedRedis,
     restart_data: Callable[[EmbeddedRedis], None],
-    tmp_path: Path,
+    start_actor: Callable[[str], ActorUnderTest],
     eventually: Eventually,
 ) -> None:
     client, keys = connect(own_servers.data_url), RunKeys(new_tag())
     run = Run(client, keys)
     run.begin()
-    actor = ActorUnderTest(own_servers.data_url, tmp_path / "actor.log")
+    actor = start_actor(own_servers.data_url)
     actor.lease(run.described(), 60.0)
     eventually(lambda: run.fragments(), "fragments", 20)
     epoch = run.seen[-1].meta.epoch
@@ -301,12 +322,12 @@ def test_an_actor_outlives_a_data_redis_that_comes_back_empty(
     again = Run(client, keys)
     again.begin()
     again.publish(2, updates=0)
-    eventually(lambda: again.fragments() and again.seen[-1].meta.weights_version == 2, "fragments again", 25)
-    assert again.seen[0].meta.epoch > epoch
-    assert again.seen[0].meta.seq == 1
+    # Until it notices that its claim is gone it goes on under the old epoch, and then begins a new one with number 1.
+    eventually(lambda: again.fragments() and again.seen[-1].meta.epoch > epoch, "a new epoch", 25)
+    assert next(f.meta.seq for f in again.seen if f.meta.epoch > epoch) == 1
+    eventually(lambda: again.fragments()[-1].meta.weights_version == 2, "fragments under the new weights", 25)
     actor.tell(op="end")
     actor.next("done")
-    actor.close()
 
 
 def test_started_by_hand_it_says_who_starts_actors() -> None:

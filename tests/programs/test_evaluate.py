@@ -12,7 +12,7 @@ import redis
 from clawq.algorithms.td3 import plugin as td3
 from clawq.errors import ActorFailed, WeightsCorrupt, WeightsGone
 from clawq.programs.evaluate import evaluate, run_evaluation, summarise, weights_from_file
-from clawq.testing.point import PointOptions, point_spec
+from clawq.testing.point import SPEED, PointOptions, point_spec
 from clawq.testing.point import plugin as point
 from clawq.testing.scripted import CountingEnv
 from clawq.transport.claims import Claim
@@ -40,10 +40,7 @@ class Homing:
 
     def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
         self.deterministic.add(deterministic)
-        # Policy space whose middle is not zero movement: undo the lopsided bounds of `point`.
-        wanted = (obs["desired_goal"] - obs["observation"]) / 0.2
-        low, high = np.array(SPEC.action.low), np.array(SPEC.action.high)
-        return (2 * (np.clip(wanted, low, high) - low) / (high - low) - 1).astype(np.float32), {}
+        return np.clip((obs["desired_goal"] - obs["observation"]) / np.float32(SPEED), -1, 1), {}
 
 
 def weights(seed: int = 0) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_one_side_alone_can_be_shown(request_for: dict[str, Any]) -> None:
         ({"trained": None, "untrained": None}, "whose weights"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(request_for: dict[str, Any], change: dict[str, Any], said: str) -> None:
+def test_senseless_requests_are_refused(request_for: dict[str, Any], change: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         record({**request_for, **change})
 
