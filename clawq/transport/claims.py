@@ -8,6 +8,7 @@ No Lua: renewing is WATCH, GET, MULTI. Only the server's clock counts.
 """
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -105,10 +106,15 @@ class Claim:
         The pipeline stays in immediate mode: read what else is needed, then call `pipe.multi()`.
 
         Raises:
-            ClaimLost: somebody else holds it, or nobody does.
+            ClaimLost: somebody else holds it.
+            StoreUnavailable: nobody holds it (the server came back empty, or we were stopped): `renewal_due` is set;
+                renew, see whether it had lapsed, and try again.
         """
         pipe.watch(self.key)
         value = pipe.get(self.key)
+        if value is None:
+            self._renewed_at = -math.inf
+            raise StoreUnavailable(f"the claim on {self.key.rpartition('claim:')[2]} lapsed; it must be renewed first")
         if value != self._value:
             raise ClaimLost(f"{self.key.rpartition('claim:')[2]} is held by {_holder_of(value)}")
 
@@ -116,7 +122,7 @@ class Claim:
         """Execute the commands that `queue` puts into a MULTI, only while the claim is ours.
 
         Raises:
-            ClaimLost: it is not ours; nothing was executed.
+            ClaimLost, StoreUnavailable: it is not ours (see `verify_in`); nothing was executed.
         """
 
         def once(pipe: Any) -> bool:

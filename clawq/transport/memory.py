@@ -268,6 +268,8 @@ class MemoryPublisher:
         transport = self._transport
         with transport._changed:
             head = transport._control.get("head", 0)
+            if version == head and _same(transport._weights.get(version), copies, updates, metadata):
+                return
             if version <= head:
                 raise TransportError(f"weights version {version} is not newer than the head ({head})")
             transport._weights[version] = Weights(version, copies, updates, dict(metadata or {}))
@@ -323,6 +325,18 @@ class MemoryWeights:
             raise WeightsGone(f"weights version {version} is not kept")
         copies = {name: array.copy() for name, array in kept.arrays.items()}
         return Weights(version, copies, kept.updates, kept.metadata)
+
+
+def _same(
+    kept: Weights | None, arrays: Mapping[str, Any], updates: int, metadata: Mapping[str, Any] | None
+) -> bool:
+    """Whether exactly these weights are kept."""
+    if kept is None or (kept.updates, kept.metadata) != (updates, dict(metadata or {})):
+        return False
+    return kept.arrays.keys() == arrays.keys() and all(
+        array.dtype == kept.arrays[name].dtype and np.array_equal(array, kept.arrays[name])
+        for name, array in arrays.items()
+    )
 
 
 def _parse(entry_id: str) -> EntryId:

@@ -67,13 +67,14 @@ class WeightsPublisher:
         Raises:
             WeightsCorrupt: an array holds values that are not finite; nothing was published.
             ClaimLost: somebody else publishes for this run now; nothing was published.
-            TransportError: the head is already as high; nothing was published.
-            StoreUnavailable: unclear; if `head()` is `version`, it was published.
+            TransportError: the head is already as high (and is something else); nothing was published.
+            StoreUnavailable: unclear, or the claim lapsed; renew the claim if that is due and publish the same once
+                more, which is success if it is there already.
             StoreFull: nothing was published.
         """
         blob = save(_checked(arrays, version))
         staging = self._keys.staging(secrets.token_hex(8))
-        meta = {
+        facts = {
             "version": version,
             "updates": updates,
             "metadata": dict(metadata or {}),
@@ -81,13 +82,15 @@ class WeightsPublisher:
             "digest": _digest(blob),
             "chunks": -(-len(blob) // _CHUNK_BYTES),
         }
+        meta = json.dumps(facts)
+        moved = False
         try:
-            self._stage(staging, blob, json.dumps(meta))
+            self._stage(staging, blob, meta)
             watching = (self._keys.control, self._keys.pins)
-            watched(self._client, watching, lambda pipe: self._move(pipe, staging, version))
-        except TransportError:
-            self._drop(staging)
-            raise
+            moved = watched(self._client, watching, lambda pipe: self._move(pipe, staging, version, meta.encode()))
+        finally:
+            if not moved:
+                self._drop(staging)
 
     def head(self) -> int:
         """The newest published version, 0 if there is none."""
@@ -132,10 +135,13 @@ class WeightsPublisher:
                 pipe.expire(staging, _STAGING_TTL_S)
                 pipe.execute()
 
-    def _move(self, pipe: Any, staging: str, version: int) -> bool:
-        """The MULTI: everything that makes a version visible."""
+    def _move(self, pipe: Any, staging: str, version: int, meta: bytes) -> bool:
+        """The MULTI: everything that makes a version visible. False if exactly this is published already."""
         self._claim.verify_in(pipe)
         head = int(pipe.hget(self._keys.control, "head") or 0)
+        if version == head and pipe.hget(self._keys.weights(version), "meta") == meta:
+            # An earlier try whose answer was lost; the digest in the meta says that the content is the same.
+            return False
         if version <= head:
             raise TransportError(f"weights version {version} is not newer than the head ({head}); versions only grow")
         pinned = {int(value) for value in pipe.hvals(self._keys.pins)}

@@ -310,6 +310,17 @@ def test_versions_only_grow_and_the_newest_and_pinned_are_kept(transport: Any) -
     assert [v for v in range(1, 9) if _kept(reader, v)] == [6, 7, 8]
 
 
+def test_publishing_the_same_once_more_is_success_and_anything_else_under_its_number_is_not(transport: Any) -> None:
+    """After an unclear failure the learner publishes the same again."""
+    publisher = transport.publisher()
+    for _ in range(3):
+        publisher.publish({"w": np.arange(5.0)}, 4, 40, {"env_steps": 9})
+    for arrays, updates in (({"w": np.arange(5.0) + 1}, 40), ({"w": np.arange(5.0)}, 41), ({"v": np.arange(5.0)}, 40)):
+        with pytest.raises(TransportError, match="not newer"):
+            publisher.publish(arrays, 4, updates, {"env_steps": 9})
+    np.testing.assert_array_equal(transport.weights().fetch(4).arrays["w"], np.arange(5.0))
+
+
 def _kept(reader: WeightsSource, version: int) -> bool:
     try:
         return reader.fetch(version).version == version

@@ -58,7 +58,8 @@ def test_killing_the_parent_leaves_no_server(tmp_path: Path, eventually: Callabl
     folder = Path(url.removeprefix("unix://").partition("?")[0]).parent
     assert folder.exists(), "a killed parent cannot clean up"
     assert sweep_socket_folders(min_age_s=60.0) == [], "a young folder may be one that is just being made"
-    assert sweep_socket_folders(min_age_s=0.0) == [folder]
+    # The first thread of a killed process may be gone while another still holds the sockets open.
+    eventually(lambda: folder in sweep_socket_folders(min_age_s=0.0), "the folder is swept", 5.0)
     assert not folder.exists()
 
 
