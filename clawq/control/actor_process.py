@@ -166,7 +166,8 @@ class ActorProcess:
     def fail(self, kind: str, text: str, grace_s: float = 0.0) -> None:
         """End the process tree and raise Failure; the text has the end of its log."""
         self.child.end_tree(grace_s)
-        raise Failure(kind, text, self.child.log.tail())
+        # Enough lines for the stacks of all threads.
+        raise Failure(kind, text, self.child.log.tail(60))
 
     def close(self, grace_s: float = 1.0) -> None:
         """Let the actor go: SIGTERM, on which it sends what it has and gives its slot back; after `grace_s` SIGKILL."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, Task, signals
+from celery.local import Proxy
 
 from clawq import plugins
 from clawq.control import tasks
@@ -56,8 +57,11 @@ def _register_plugin(target: Celery, name: str) -> None:
             name,
             ", ".join(heavy),
         )
-    if isinstance(task, Task) or hasattr(task, "apply_async"):
-        # shared_task registers with every app once it is finalized; naming it here makes that certain.
+    if issubclass(type(task), Proxy):
+        # A shared task: Celery has given it to every app when its module was imported. `type` does not look through
+        # the proxy, as isinstance would.
+        return
+    if isinstance(task, Task):
         target.tasks.register(task)
         return
     target.task(name=f"clawq.{name}")(task)

@@ -14,8 +14,13 @@ from clawq.control.queues import DEFAULT_QUEUE, KEY_PREFIX, make_queue
 from clawq.transport.client import celery_url
 
 
-def make_app(broker_url: str | None) -> Celery:
-    """A Celery app with clawq's settings, without tasks. `None`: it can be imported, but not connected."""
+def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:
+    """A Celery app with clawq's settings, without tasks.
+
+    Args:
+        broker_url: of the broker; None: the app can be imported, but not connected.
+        platform: as `sys.platform`; on Windows a bare `celery worker` gets the threads pool, as there is no fork.
+    """
     made = Celery("clawq", broker=celery_url(broker_url) if broker_url else None, set_as_current=False)
     made.conf.update(
         # JSON is the whole accept list: pickle accepted is code accepted.
@@ -57,7 +62,7 @@ def make_app(broker_url: str | None) -> Celery:
         task_default_routing_key=DEFAULT_QUEUE,
         task_create_missing_queues=True,
     )
-    if sys.platform == "win32":
+    if platform == "win32":
         made.conf.worker_pool = "threads"
     return made
 

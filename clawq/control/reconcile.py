@@ -70,7 +70,7 @@ class Snapshot:
         waiting: leases in the run's queue.
         slots: of all workers that serve the run.
         busy: slots that run a lease (of any run).
-        evaluations: outstanding ones.
+        evaluations: outstanding ones, in the order in which they were asked for.
     """
 
     waiting: int
@@ -112,8 +112,9 @@ Action: TypeAlias = SendLeases | DropLeases | SendEvaluation | GiveUp
 def reconcile(desired: Desired, snapshot: Snapshot, now_s: float) -> list[Action]:
     """The actions that bring `snapshot` closer to `desired`. Doing them twice does no harm."""
     actions = _about_leases(desired, snapshot)
-    for evaluation in snapshot.evaluations:
-        action = _about_evaluation(evaluation, snapshot.evaluations, desired.evaluation_timeout_s, now_s)
+    for index, evaluation in enumerate(snapshot.evaluations):
+        later = snapshot.evaluations[index + 1 :]
+        action = _about_evaluation(evaluation, later, desired.evaluation_timeout_s, now_s)
         if action is not None:
             actions.append(action)
     return actions
@@ -137,12 +138,12 @@ def _about_leases(desired: Desired, snapshot: Snapshot) -> list[Action]:
 
 
 def _about_evaluation(
-    evaluation: Evaluation, outstanding: Sequence[Evaluation], timeout_s: float, now_s: float
+    evaluation: Evaluation, later: Sequence[Evaluation], timeout_s: float, now_s: float
 ) -> Action | None:
     if evaluation.started_s is not None:
         late = now_s - evaluation.started_s > timeout_s + PICKUP_S
         return GiveUp(evaluation, "timeout") if late else None
-    if any(other.label == evaluation.label and other.wanted_s > evaluation.wanted_s for other in outstanding):
+    if any(other.label == evaluation.label for other in later):
         return GiveUp(evaluation, "superseded")
     if now_s - evaluation.wanted_s > timeout_s + PICKUP_S:
         return GiveUp(evaluation, "no_worker")

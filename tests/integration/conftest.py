@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +19,13 @@ import pytest
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
 from clawq.control.queues import KEY_PREFIX, lease_queue
+from clawq.errors import StoreUnavailable
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim
-from clawq.transport.client import connect
+from clawq.transport.client import connect, translated
 from clawq.transport.control import ControlRecord, Event, Events, RunRecord, RunRegistry, delete_run
 from clawq.transport.keys import new_tag
-from clawq.transport.server import EmbeddedRedis
+from clawq.transport.server import EmbeddedRedis, find_server
 from clawq.transport.weights import WeightsPublisher
 
 
@@ -61,11 +64,11 @@ class WorkerProcess:
 class Bench:
     """Makes runs and workers on a pair of servers, and ends them all."""
 
-    def __init__(self, servers: EmbeddedRedis, folder: Path) -> None:
-        self.servers, self.folder = servers, folder
-        self.data = connect(servers.data_url)
-        self.registry = RunRegistry(connect(servers.broker_url))
-        self.sender = make_app(servers.broker_url)
+    def __init__(self, broker_url: str, data_url: str, folder: Path) -> None:
+        self.broker_url, self.data_url, self.folder = broker_url, data_url, folder
+        self.data = connect(data_url)
+        self.registry = RunRegistry(connect(broker_url))
+        self.sender = make_app(broker_url)
         self.runs: list[RunRecord] = []
         self.workers: list[WorkerProcess] = []
 
@@ -93,8 +96,8 @@ class Bench:
     def env(self, **extra: str) -> dict[str, str]:
         """What a worker on this bench finds in its environment."""
         named = {
-            "CLAWQ_BROKER_URL": self.servers.broker_url,
-            "CLAWQ_DATA_URL": self.servers.data_url,
+            "CLAWQ_BROKER_URL": self.broker_url,
+            "CLAWQ_DATA_URL": self.data_url,
             "CLAWQ_LOG_DIR": str(self.folder / "logs"),
         }
         return {**os.environ, **named, **extra}
@@ -126,7 +129,7 @@ class Bench:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() >= deadline:
-                pytest.fail(f"waited {timeout_s:.0f} s for {what}\n" + "\n".join(map(self.describe, self.runs)))
+                pytest.fail(f"waited {timeout_s:.0f} s for {what}\n{self.describe()}")
             time.sleep(0.05)
         return value
 
@@ -153,10 +156,17 @@ class Bench:
         with self.sender.connection_for_write() as connection:
             return int(connection.default_channel.queue_declare(queue=lease_queue(run.run_id)).message_count)
 
-    def describe(self, run: RunRecord) -> str:
-        events = Events(self.data, run.keys).read()
-        logs = "\n".join(f"--- {worker.log.name}\n{worker.text()[-3000:]}" for worker in self.workers)
-        return "\n".join(f"{event.kind} {json.dumps(event.facts)}" for event in events[-20:]) + "\n" + logs
+    def describe(self) -> str:
+        """The last events of all runs and the ends of all logs."""
+        events = [event for run in self.runs for event in Events(self.data, run.keys).read()[-20:]]
+        lines = [f"{event.id} {event.kind} {json.dumps(event.facts)}" for event in events]
+        lines += [f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log"))]
+        return "\n".join(lines)
+
+    def forget_connections(self) -> None:
+        """After a restart of the broker."""
+        self.sender.close()
+        self.sender = make_app(self.broker_url)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -174,7 +184,7 @@ class Bench:
 
     def leftovers(self) -> set[str]:
         """Celery's keys on the broker, beside the bookkeeping that runs out by itself."""
-        broker: Any = connect(self.servers.broker_url)
+        broker: Any = connect(self.broker_url)
         keys = {key.decode().removeprefix(KEY_PREFIX) for key in broker.keys(f"{KEY_PREFIX}*")}
         broker.close()
         return keys - {"_kombu.binding_deadlines", "unacked_mutex"}
@@ -182,7 +192,7 @@ class Bench:
 
 @pytest.fixture
 def bench(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(redis_servers, tmp_path)
+    bench = Bench(redis_servers.broker_url, redis_servers.data_url, tmp_path)
     yield bench
     bench.close()
 
@@ -192,3 +202,53 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+class OwnBroker:
+    """A broker of one test's own, with an append-only file, that can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = Path(tempfile.mkdtemp(prefix="clawq-broker-", dir="/tmp")) / "s"
+        self.url = f"unix://{self.socket}?db=0"
+        self.start()
+
+    def start(self) -> None:
+        command = [
+            *(str(find_server().path), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)),
+            *("--save", "", "--appendonly", "yes", "--maxmemory", "64mb", "--maxmemory-policy", "noeviction"),
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        client = connect(self.url)
+        deadline = time.monotonic() + 10.0
+        while True:
+            try:
+                with translated(client):
+                    client.ping()
+                break
+            except StoreUnavailable:
+                assert time.monotonic() < deadline, "the broker did not start"
+                time.sleep(0.05)
+        client.close()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[OwnBroker]:
+    broker = OwnBroker(tmp_path)
+    yield broker
+    broker.kill()
+    shutil.rmtree(broker.socket.parent)
+
+
+@pytest.fixture
+def own_bench(own_broker: OwnBroker, redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Bench]:
+    """A bench whose broker the test may break."""
+    bench = Bench(own_broker.url, redis_servers.data_url, tmp_path)
+    yield bench
+    own_broker.process.send_signal(signal.SIGCONT)
+    bench.close()

@@ -1,0 +1,123 @@
+"""A real coordinator beside real workers: leases keep coming, evaluations find their way, and nothing stays behind."""
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from clawq.control.queues import run_queues
+from clawq.plugins import load
+from clawq.specs import EnvSpec
+from clawq.transport.claims import Claim
+from clawq.transport.control import ControlRecord, Events, RunRecord
+from clawq.transport.weights import WeightsPublisher
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Bench
+
+
+@pytest.fixture
+def coordinators(bench: "Bench") -> Iterator[list["subprocess.Popen[bytes]"]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def coordinate(bench: "Bench", run: RunRecord, started: list["subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "clawq.control.coordinator", run.run_id]
+    with (bench.folder / "coordinator.log").open("ab") as log:
+        started.append(subprocess.Popen(command, env=bench.env(), stdin=subprocess.PIPE, stderr=log))
+    return started[-1]
+
+
+def publish_td3(bench: "Bench", run: RunRecord, version: int) -> None:
+    plugin = load("algorithms", "td3")
+    algorithm = plugin.make_algorithm(EnvSpec.from_json(run.spec), plugin.Options(), "cpu", 0)
+    arrays = {name: tensor.numpy() for name, tensor in algorithm.weights().items()}
+    # Only the run's learner may publish; the bench took the claim when it made the run.
+    bench.data.delete(run.keys.claim("learner"))
+    claim = Claim.take(bench.data, run.keys.claim("learner"), "test", 600.0)
+    WeightsPublisher(bench.data, run.keys, claim).publish(arrays, version, 0)
+
+
+def waiting(bench: "Bench", run: RunRecord) -> int:
+    with bench.sender.connection_for_write() as connection:
+        channel: Any = connection.default_channel
+        return sum(channel.queue_declare(queue=name).message_count for name in run_queues(run.run_id))
+
+
+@pytest.mark.timeout(120)
+def test_leases_keep_coming_and_an_evaluation_is_not_held_up_by_them(
+    bench: "Bench", coordinators: list["subprocess.Popen[bytes]"]
+) -> None:
+    lease_s = 3.0
+    run = bench.run("led", actors={"lease_s": lease_s})
+    publish_td3(bench, run, 2)
+    coordinator = coordinate(bench, run, coordinators)
+    bench.wait_for(lambda: bench.queued(run) == 2, "two leases to wait for the first worker")
+    worker = bench.worker()
+    bench.wait_events(run, "lease", 1)
+    assert bench.queued(run) <= 3
+    wanted_at = time.monotonic()
+    Events(bench.data, run.keys).append("evaluation_wanted", version=2, label="training", episodes=3)
+    [begun] = bench.wait_events(run, "evaluation_started")
+    # A thread is free at the latest when the lease at hand gets its slot.
+    assert time.monotonic() - wanted_at < lease_s + 4.0
+    [result] = bench.wait_events(run, "evaluation")
+    assert (result.facts["version"], result.facts["label"], result.facts["episodes"]) == (2, "training", 3)
+    assert result.facts["id"] == begun.facts["id"]
+    assert np.isfinite(result.facts["mean_return"])
+    # Between two leases of the same slot there is next to no pause: the fragments go on.
+    bench.wait_events(run, "lease", 4)
+    times_ms = [int(event.id.split("-")[0]) for event in bench.events(run, "lease") if event.facts["env_steps"]]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times_ms)]
+    assert min(gaps) < (lease_s + 1.0) * 1000
+    # The run is over: actors end, no lease is left, and the coordinator ends with its parent.
+    ControlRecord(bench.data, run.keys).request_stop()
+    bench.wait_for(lambda: waiting(bench, run) == 0, "the queue to be emptied")
+    bench.wait_for(lambda: not worker.actors(), "the actor to end")
+    assert coordinator.stdin is not None
+    coordinator.stdin.close()
+    assert coordinator.wait(10.0) == 0
+    assert worker.stop()[0] == 0
+    assert bench.leftovers() == set()
+
+
+def test_an_evaluation_of_weights_that_are_gone_is_given_up_and_a_new_coordinator_knows_what_is_outstanding(
+    bench: "Bench", coordinators: list["subprocess.Popen[bytes]"]
+) -> None:
+    run = bench.run("gone", evaluation={"timeout_s": 1.0, "interval_s": None})
+    Events(bench.data, run.keys).append("evaluation_wanted", version=99, label="training", episodes=1)
+    Events(bench.data, run.keys).append("evaluation_wanted", version=98, label="training", episodes=1)
+    first = coordinate(bench, run, coordinators)
+    [superseded] = bench.wait_events(run, "evaluation_failed")
+    assert (superseded.facts["version"], superseded.facts["reason"]) == (99, "superseded")
+    first.kill()
+    first.wait()
+    coordinate(bench, run, coordinators)
+    failures = bench.wait_events(run, "evaluation_failed", 2)
+    assert len(failures) == 2
+    assert [(failure.facts["version"], failure.facts["reason"]) for failure in failures[1:]] == [(98, "no_worker")]
+
+
+def test_a_coordinator_ends_when_its_run_is_not_registered(
+    bench: "Bench", coordinators: list["subprocess.Popen[bytes]"]
+) -> None:
+    run = bench.run("unknown")
+    coordinator = coordinate(bench, run, coordinators)
+    bench.wait_for(lambda: bench.queued(run) == 2, "leases")
+    bench.registry.remove(run.run_id)
+    assert coordinator.wait(10.0) == 0
+    assert waiting(bench, run) == 0
+    again = coordinate(bench, run, coordinators)
+    assert again.wait(10.0) == 2
+    assert "there is no run" in (bench.folder / "coordinator.log").read_text()
