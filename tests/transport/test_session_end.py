@@ -9,31 +9,26 @@ import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
-LEAVES = {
-    "process": """
-import subprocess, sys
-def test_it():
+#: Leaves one of each kind.
+LEAVES = """
+import os, socket, subprocess, sys, tempfile
+from pathlib import Path
+
+def test_process():
     # A grandchild in a session of its own, whose parent is gone: no tree leads to it.
     inner = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'])"
     subprocess.run([sys.executable, "-c", inner], check=True, start_new_session=True)
-""",
-    "socket folder": """
-import os, tempfile
-def test_it():
+
+def test_socket_folder():
     tempfile.mkdtemp(prefix="clawq-0-1-", dir=os.environ["XDG_RUNTIME_DIR"])
-""",
-    "listening socket": """
-import socket
-def test_it(request):
+
+def test_listening_socket():
     global kept
     kept = socket.create_server(("127.0.0.1", 0))
-""",
-    "shared memory": """
-from pathlib import Path
-def test_it():
+
+def test_shared_memory():
     Path("/dev/shm/clawq-test-left").write_text("x")
-""",
-}
+"""
 
 
 @pytest.fixture
@@ -48,15 +43,15 @@ def run(session: Path, text: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=session, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kind", LEAVES)
-def test_a_session_that_leaves_something_fails_and_names_it(session: Path, kind: str) -> None:
+def test_a_session_that_leaves_something_fails_and_names_it(session: Path) -> None:
     try:
-        done = run(session, LEAVES[kind])
+        done = run(session, LEAVES)
     finally:
         Path("/dev/shm/clawq-test-left").unlink(missing_ok=True)
     assert done.returncode != 0, done.stdout
     assert "the tests left behind" in done.stdout
-    assert f"  {kind} " in done.stdout
+    for kind in ("process", "socket folder", "listening socket", "shared memory"):
+        assert f"  {kind} " in done.stdout
 
 
 def test_a_session_with_real_servers_leaves_nothing(session: Path) -> None:
