@@ -4,9 +4,10 @@
 demo:  ## Set up, train the hand of configs/hand_reach.yaml, say where the pictures are.
 	ops/demo
 
-test:  ## Set up and run the tests.
+test:  ## Set up; style, types, layers; the tests.
 	ops/setup
 	ops/setup-rendering
+	ops/check
 	ops/test
 
 check:  ## Lint, types, layers.
