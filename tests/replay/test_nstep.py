@@ -107,6 +107,17 @@ def test_a_return_stops_before_a_row_that_is_not_valid() -> None:
     assert ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist() == [21]
 
 
+def test_a_return_does_not_leap_over_a_row_that_is_not_valid() -> None:
+    fragment = TrueSlot("s", 1, np.random.default_rng(0), count(1), chances=Chances(0.0, 0.0)).fragment(4)[0]
+    ring = ReplayRing(SPEC, 64)
+    ring.insert(
+        replace(fragment, reward=np.ones((4, 1), np.float32), valid=np.array([[True], [False], [True], [True]]))
+    )
+    batch = gather(ring, torch.tensor([0, 2]), 4, GAMMA)
+    assert batch.reward.tolist() == [1, 1.5]
+    assert batch.discount.tolist() == [0.5, 0.25]
+
+
 def test_the_same_row_may_be_asked_for_several_times_and_dtypes_are_those_of_core_batch() -> None:
     ring = trace_ring((7,))
     batch = gather(ring, torch.tensor([1, 1, 6]), 2, GAMMA)

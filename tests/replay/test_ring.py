@@ -144,6 +144,20 @@ def test_n_step_returns_cross_the_seam_of_interleaved_slots() -> None:
     assert_true(ring, truth, ns=(1, 4, 6))
 
 
+@pytest.mark.parametrize("between", range(6, 30))
+def test_a_fragment_that_overwrites_its_own_predecessor_links_nothing(between: int) -> None:
+    # For some number of steps of slot b in between, the second fragment of a lies on the last rows of its first.
+    ids, rng, calm = count(1), np.random.default_rng(0), Chances(end=0.0, invalid=0.0)
+    a, b = (TrueSlot(name, 1, rng, ids, chances=calm) for name in "ab")
+    ring, truth = ReplayRing(SPEC, 40), Truth()
+    for slot, steps in ((b, 3), (a, 3), (b, between // 2), (b, between - between // 2), (a, 12)):
+        fragment, told = slot.fragment(steps)
+        truth.insert(fragment, told)
+        ring.insert(fragment)
+        assert_valid(ring)
+        assert_true(ring, truth)
+
+
 def test_a_restarted_env_is_not_joined_over_the_seam_but_the_others_are() -> None:
     slot = TrueSlot("s", 2, np.random.default_rng(0), count(1), chances=Chances(end=0.0, invalid=0.0))
     ring, truth = ReplayRing(SPEC, 100), Truth()
@@ -195,12 +209,13 @@ def test_voided_rows_cannot_be_sampled_and_rows_of_other_envs_epochs_and_slots_c
 
 def test_void_reaches_only_what_the_ring_still_holds() -> None:
     slot = TrueSlot("s", 2, np.random.default_rng(0), count(1), chances=Chances(end=0.0, invalid=0.0))
-    ring = ReplayRing(SPEC, 40)
+    ring = ReplayRing(SPEC, 37)
     for _ in range(20):
         ring.insert(slot.fragment(4)[0])
         assert_valid(ring)
-    # 38 step rows live, half of them of env 0.
-    assert ring.void("s", 1, 0, 1, 0) == 19
+    # Step rows 125..159 live, the even ones of env 0; rows 120, 122, 124 are gone, and in their slots is env 1.
+    assert ring.void("s", 1, 0, 1, 0) == 17
+    assert ring.size == 35 - 17
     assert_valid(ring)
 
 
