@@ -20,7 +20,7 @@ from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
 from clawq.transport.claims import Claim
 from clawq.transport.client import check_server, connect
-from clawq.transport.control import ControlRecord, RunRecord, RunRegistry, delete_run
+from clawq.transport.control import ControlRecord, RunRecord, RunRegistry, end_run
 from clawq.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def close_session(session: Session) -> None:
         ControlRecord(session.data, session.keys).request_stop()
         session.claim.release()
         if session.state == "done":
-            delete_run(session.data, session.keys)
+            end_run(session.data, session.keys)
     except TransportError as error:
         log.warning("while closing run %s: %s", session.run.id, error)
     finally:

@@ -28,6 +28,8 @@ _EVENTS_KEPT = 10_000
 #: Dead letters kept per run (approximately), and how much of each entry.
 _DEAD_LETTERS_KEPT = 200
 _DEAD_LETTER_BYTES = 4096
+#: How long a finished run's control record still says stop, seconds.
+_TOMBSTONE_S = 600
 #: A worker that was silent for so long is forgotten.
 HEARTBEAT_TTL_S = 30.0
 
@@ -340,6 +342,19 @@ def delete_run(client: redis.Redis, keys: RunKeys) -> int:
         if batch:
             deleted += int(client.unlink(*batch))
     return deleted
+
+
+def end_run(client: redis.Redis, keys: RunKeys) -> None:
+    """Delete a finished run, and leave for a while a control record that says stop.
+
+    An actor that comes late then learns that the run is over, instead of waiting for a learner.
+    """
+    delete_run(client, keys)
+    with translated(client):
+        pipe = client.pipeline(transaction=True)
+        pipe.hset(keys.control, mapping={"stop": 1, "window_bytes": 1, "config_epoch": 0})
+        pipe.expire(keys.control, _TOMBSTONE_S)
+        pipe.execute()
 
 
 def wait_for_control(
