@@ -119,8 +119,9 @@ class FragmentCheck:
             return Fault("schema", str(error))
         meta = fragment.meta
         for notice in meta.voided:
-            if not (0 <= notice.env < meta.envs and 1 <= notice.seq < meta.seq and notice.t >= 0):
-                return Fault("schema", f"voided: {notice} is not about earlier rows of this slot")
+            # About its own fragment: a sender that began a new epoch cannot name rows of the old one any better.
+            if not (0 <= notice.env < meta.envs and 1 <= notice.seq <= meta.seq and notice.t >= 0):
+                return Fault("schema", f"voided: {notice} is not about rows of this slot up to seq {meta.seq}")
         return None
 
 

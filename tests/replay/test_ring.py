@@ -219,6 +219,15 @@ def test_void_reaches_only_what_the_ring_still_holds() -> None:
     assert_valid(ring)
 
 
+def test_a_notice_does_not_reach_the_fragment_that_carries_it() -> None:
+    slot = TrueSlot("s", 2, np.random.default_rng(0), count(1), chances=Chances(end=0.0, invalid=0.0))
+    ring = ReplayRing(SPEC, 60)
+    ring.insert(slot.fragment(3)[0])
+    ring.insert(slot.fragment(3, voided=(Voided(0, 2, 0),))[0])
+    assert_valid(ring)
+    assert (ring.size, ring.state.voided) == (12, 0)
+
+
 def test_C31_an_observation_is_stored_once() -> None:
     hand = hand_spec()
     payload = (63 + 15 + 15) * 4 + 20 * 4 + 8

@@ -38,6 +38,11 @@ def test_sound_fragments_pass() -> None:
         assert fault(made(seed)) is None
 
 
+def test_a_notice_that_names_its_own_fragment_passes_as_the_first_of_a_new_epoch_must() -> None:
+    fragment = made()
+    assert fault(replace(fragment, meta=replace(fragment.meta, voided=(Voided(0, 2, 0),)))) is None
+
+
 def with_meta(**changes: object) -> Callable[[Fragment], Fragment]:
     return lambda f: replace(f, meta=replace(f.meta, **changes))  # type: ignore[arg-type]
 
@@ -63,7 +68,8 @@ BROKEN = {
     "reward": (lambda f: replace(f, reward=f.reward.astype(np.float64)), "schema", "reward: .*float64"),
     "valid": (lambda f: replace(f, valid=f.valid.astype(np.uint8)), "schema", "valid: expected bool"),
     "voided env": (with_meta(voided=(Voided(3, 1, 0),)), "schema", "voided"),
-    "voided self": (with_meta(voided=(Voided(0, 2, 0),)), "schema", "voided"),
+    "voided future": (with_meta(voided=(Voided(0, 3, 0),)), "schema", "up to seq 2"),
+    "voided seq": (with_meta(voided=(Voided(0, 0, 0),)), "schema", "voided"),
     "voided t": (with_meta(voided=(Voided(0, 1, -1),)), "schema", "voided"),
 }
 
