@@ -1,9 +1,9 @@
 """The coordinator of one run: `python -m clawq.control.coordinator RUN_ID`, a child of the learner.
 
-Four times a second it looks (queue length, heartbeats, control record, events) and does what `reconcile` says: it
+Four times a second it looks (registry, queue, heartbeats, control record, events) and does what `reconcile` says: it
 keeps leases waiting and sends evaluations. It holds nothing that it could not derive again, so it may be killed and
-started at any time. It ends when its stdin ends (the learner is gone) or the run is no longer registered; then the
-run's queues are removed.
+started at any time. A run that is stopped, or not registered (the broker lost it, the learner will register it again),
+has no leases. It ends when its stdin ends, which is when the learner is gone; then the run's queues are emptied.
 
 Redis being away is waited out. URLs come from CLAWQ_BROKER_URL and CLAWQ_DATA_URL, never from argv.
 """
@@ -60,7 +60,7 @@ class Coordinator:
         self._evaluations = Evaluations(self._config.evaluation.episodes)
         self._last_event = "0-0"
         self._looks = 0
-        self.registered = True
+        self._registered = True
 
     def turn(self, now_s: float) -> list[Action]:
         """Look once, act once; returns what was done. Raises TransportError while a Redis is away."""
@@ -75,8 +75,8 @@ class Coordinator:
             raise TransportError(f"the broker cannot be reached: {error}") from error
         return actions
 
-    def remove_queues(self) -> None:
-        """Delete what is left in the run's queues. Raises TransportError if the broker is away."""
+    def empty_queues(self) -> None:
+        """Drop what is left in the run's queues. Raises TransportError if the broker is away."""
         try:
             for name in run_queues(self.run.run_id):
                 self._broker.default_channel.queue_purge(name)
@@ -86,11 +86,11 @@ class Coordinator:
     def _desired(self) -> Desired:
         if self._looks % _REGISTRY_LOOKS == 0:
             record = self._registry.get(self.run.run_id)
-            self.registered = record is not None and record.tag == self.run.tag and record.state in ACTIVE_STATES
+            self._registered = record is not None and record.tag == self.run.tag and record.state in ACTIVE_STATES
         self._looks += 1
         control = self._control.read()
         return Desired(
-            collect=self.registered and not (control is not None and control.stop),
+            collect=self._registered and not (control is not None and control.stop),
             max_actors=self._config.actors.max_actors,
             evaluation_timeout_s=self._config.evaluation.timeout_s,
         )
@@ -161,9 +161,9 @@ def find_run(broker_url: str, run_id: str) -> RunRecord:
 
 
 def coordinate(coordinator: Coordinator) -> None:
-    """Turn after turn until stdin ends or the run is over."""
+    """Turn after turn until stdin ends; then the queues of the run are emptied."""
     away_s = 0.0
-    while coordinator.registered and not _stdin_ended(max(PERIOD_S, away_s)):
+    while not _stdin_ended(max(PERIOD_S, away_s)):
         try:
             coordinator.turn(time.monotonic())
             away_s = 0.0
@@ -172,9 +172,9 @@ def coordinate(coordinator: Coordinator) -> None:
                 log.warning("%s; waiting for it", error)
             away_s = min(max(0.5, away_s * 2), _LONGEST_BACK_OFF_S)
     try:
-        coordinator.remove_queues()
+        coordinator.empty_queues()
     except TransportError as error:
-        log.warning("the queues of the run could not be removed: %s", error)
+        log.warning("the queues of the run could not be emptied: %s", error)
 
 
 def _stdin_ended(timeout_s: float) -> bool:

@@ -17,12 +17,13 @@ from clawq.control.settings import HostSettings, slot_name
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
 from clawq.cores import thread_env
-from clawq.errors import ClawqError
+from clawq.errors import ClawqError, TransportError
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
 from clawq.transport.client import connect
-from clawq.transport.control import Events, RunRecord, RunRegistry
+from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry
+from clawq.transport.keys import RunKeys
 
 #: The program that runs in a slot.
 ACTOR_PROGRAM = "clawq.programs.actor"
@@ -68,7 +69,7 @@ class PoolProcess:
         self.spawner = Spawner()
         self._first_slot = _child_index() if identity.pool == "prefork" else 0
         names = [slot_name(identity.worker, self._first_slot + k) for k in range(identity.slots_here)]
-        self.slots = Slots(names, self._start_actor, identity.shutdown)
+        self.slots = Slots(names, self._start_actor, identity.shutdown, is_over=self.stopped)
 
     @cached_property
     def registry(self) -> RunRegistry:
@@ -89,6 +90,14 @@ class PoolProcess:
         """The record of a run that is not over, else None."""
         record = self.registry.get(run_id)
         return record if record is not None and record.state in ACTIVE_STATES else None
+
+    def stopped(self, run_tag: str) -> bool:
+        """Whether the run is over for actors. While the data server is away nobody knows, and actors wait anyway."""
+        try:
+            control = ControlRecord(self.data_client, RunKeys(run_tag)).read()
+        except TransportError:
+            return False
+        return control is not None and control.stop
 
     def events(self, run: RunRecord) -> Events:
         """The events of a run."""

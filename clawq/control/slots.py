@@ -4,10 +4,10 @@ A lease takes a free slot, drives the actor there and gives the slot back; the a
 free slot: one whose actor already serves that run, else an empty one, else the one idle for longest (its actor is
 closed first: no process ever serves two runs). An actor that failed is replaced at the slot's next lease, after a
 back-off that doubles with each failure in a row and is forgotten by a success. An actor that had no lease for `idle_s`
-is closed, so that a run that ended, or a pool with more slots than leases, holds no simulators.
+or whose run is over is closed, so that neither an ended run nor a pool with more slots than leases holds simulators.
 
-A lease that finds no slot within its own length gives up and says so; it never waits longer, so that what stands
-behind it in the queue is not held up.
+A lease that finds no slot within its own length, or five seconds, gives up and says so: the thread that it waits in is
+the one in which an evaluation could run.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ from clawq.spawning.failure import Failure
 
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
+_LONGEST_WAIT_S = 5.0
+_LOOK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,7 @@ class Slots:
         start_actor: makes an actor process for the slot and the run of a lease.
         shutdown: begins when the worker ends.
         idle_s: an actor without a lease for so long is closed.
+        is_over: whether the run of this tag is over; asked once a second for idle actors.
     """
 
     def __init__(
@@ -61,33 +64,38 @@ class Slots:
         start_actor: Callable[[Lease], ActorProcess],
         shutdown: Shutdown,
         idle_s: float = 30.0,
+        is_over: Callable[[str], bool] = lambda run_tag: False,
     ) -> None:
         self._slots = [Slot(name) for name in names]
         self._start_actor = start_actor
         self._shutdown = shutdown
-        self._idle_s = idle_s
+        self._idle_s, self._is_over = idle_s, is_over
         self._freed = threading.Condition()
         threading.Thread(target=self._close_idle, name="clawq-idle-slots", daemon=True).start()
 
-    def run_lease(self, make_lease: Callable[[str], Lease], run_tag: str, seconds: float) -> dict[str, Any]:
+    def run_lease(self, make_lease: Callable[[str], Lease | None], run_tag: str, seconds: float) -> dict[str, Any]:
         """Take a slot, run one lease in it, give it back.
 
         Args:
-            make_lease: the lease for a slot name.
+            make_lease: the lease for a slot name, made when there is a slot; None if the run is over by then.
             run_tag: tag of the run, to find its actor again.
-            seconds: length of the lease; also the longest wait for a slot.
+            seconds: length of the lease; also the longest wait for a slot, up to 5 s.
 
         Returns:
-            The actor's report with `slot` added, or {"reason": "no_slot"} or {"reason": "worker_stopping"}.
+            The actor's report with `slot` added, or {"reason": r} with r = `no_slot`, `run_stopped` (nothing was
+            done) or `worker_stopping`.
 
         Raises:
             Failure: the actor failed; it is gone, and the slot waits out its back-off.
         """
-        slot = self._take(run_tag, seconds)
+        slot = self._take(run_tag, min(seconds, _LONGEST_WAIT_S))
         if slot is None:
             return {"reason": "worker_stopping" if self._shutdown.begun else "no_slot"}
         try:
-            report = self._drive(slot, make_lease(slot.name), run_tag)
+            lease = make_lease(slot.name)
+            if lease is None:
+                return {"reason": "run_stopped"}
+            report = self._drive(slot, lease, run_tag)
         except Failure as failure:
             failure.slot = slot.name
             slot.actor = None
@@ -153,9 +161,11 @@ class Slots:
             self._freed.notify()
 
     def _close_idle(self) -> None:
-        while not self._shutdown.wait(1.0):
-            for slot in self._idle_ones(self._idle_s):
-                self._close_actor(slot)
+        while not self._shutdown.wait(_LOOK_S):
+            for slot in self._idle_ones(min(_LOOK_S, self._idle_s)):
+                idle_s = time.monotonic() - slot.idle_since
+                if slot.actor is not None and (idle_s > self._idle_s or self._is_over(slot.actor.run_tag)):
+                    self._close_actor(slot)
         self.close()
 
     def _idle_ones(self, older_than_s: float) -> Iterator[Slot]:

@@ -38,15 +38,21 @@ def rollout(run_id: str, seconds: float) -> dict[str, Any]:
     described = describe_run(run)
     worker = slot_owner(place)
 
-    def make_lease(slot: str) -> Lease:
+    def make_lease(slot: str) -> Lease | None:
+        if place.stopped(run.tag):
+            return None
         return Lease(described, slot, worker, place.data_url, seconds)
 
     try:
         report = place.slots.run_lease(make_lease, run.tag, seconds)
     except Failure as failure:
+        if failure.kind == "late":
+            # The worker is ending and the actor was still starting, or had too much to send. No fault to report.
+            log.warning("run %s: %s", run.run_id, failure)
+            return {"reason": "worker_stopping"}
         _report_failure(place, run, "actor_failed", failure, {"slot": failure.slot})
         return {"reason": "actor_failed", "failure": failure.kind}
-    if report.get("reason") not in ("no_slot", "worker_stopping"):
+    if "slot" in report:
         _append(place, run, "lease", {"worker": worker, **report})
     return report
 

@@ -115,6 +115,11 @@ def test_a_lease_without_a_free_slot_gives_up_after_its_own_length(bench: Bench)
     running.join()
 
 
+def test_a_run_that_is_over_when_its_slot_is_free_starts_no_actor(bench: Bench) -> None:
+    assert bench.slots().run_lease(lambda slot: None, "ab" * 16, 1.0) == {"reason": "run_stopped"}
+    assert bench.started == []
+
+
 def test_C5_a_hung_actor_is_ended_with_its_descendants_and_its_stack_is_kept(bench: Bench) -> None:
     slots = bench.slots()
     bench.mode = "hang"
@@ -194,6 +199,15 @@ def test_an_idle_actor_is_closed(bench: Bench) -> None:
     pid = lease(slots)["pid"]
     wait_for(lambda: not psutil.pid_exists(pid), "the idle actor to be gone")
     assert lease(slots)["pid"] != pid
+
+
+def test_an_idle_actor_of_a_run_that_is_over_is_closed_soon(bench: Bench) -> None:
+    over: set[str] = set()
+    slots = Slots(["slot-0", "slot-1"], bench.start_actor, bench.shutdown, is_over=over.__contains__)
+    mine, other = lease(slots)["pid"], lease(slots, run=OTHER)["pid"]
+    over.add(str(RUN["tag"]))
+    wait_for(lambda: not psutil.pid_exists(mine), "the actor of the run that is over to be gone", 5.0)
+    assert psutil.pid_exists(other)
 
 
 def test_an_actor_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
