@@ -59,7 +59,8 @@ class Clawq:
 
     def logs(self, run: str) -> str:
         """The ends of all logs of a run, for failures."""
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in (self.runs / run / "logs").glob("*.log"))
+        files = (self.runs / run / "logs").glob("*.log")
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
     def close(self) -> None:
         """End whatever is still running."""
