@@ -1,12 +1,17 @@
 """How fast the replay ring is on one CPU thread: insert of a 64x16 HandReach fragment; sample + gather of B = 256.
 
-    python ops/bench/replay.py
+python ops/bench/replay.py [--quick] [--commit]
 
-Prints microseconds: median wall time, and median CPU time of the thread (what counts on a busy machine). Two slots take turns, so that fragments do not lie back to back;
-the ring holds 200 000 rows, more than any cache.
+Microseconds: median wall time, and median CPU time of the thread (what counts on a busy machine). Two slots take turns,
+so that fragments do not lie back to back; the ring holds 200 000 rows, more than any cache.
 """
 
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +25,7 @@ from clawq.replay.samplers import UniformSampler
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.types import Fragment, FragmentMeta
+from ops.bench.common import Bench
 
 STEPS, ENVS, CAPACITY, BATCH = 64, 16, 200_000, 256
 SPEC = EnvSpec(
@@ -48,19 +54,20 @@ def make_fragment(slot: str, rng: np.random.Generator) -> Fragment:
     )
 
 
-def report(name: str, call: Callable[[], object], times: int) -> None:
-    """Time `call` and print."""
+def report(bench: Bench, line: str, call: Callable[[], object], times: int, target: str | None = None) -> None:
+    """Time `call`."""
     wall, cpu = [], []
     for _ in range(times):
         start, start_cpu = time.perf_counter(), time.thread_time()
         call()
         wall.append(time.perf_counter() - start)
         cpu.append(time.thread_time() - start_cpu)
-    print(f"{name:42} wall {1e6 * np.median(wall):6.0f} us   cpu {1e6 * np.median(cpu):6.0f} us")
+    bench.result(line, 1e6 * float(np.median(wall)), "us", target, cpu_us=1e6 * float(np.median(cpu)), times=times)
 
 
 def main() -> None:
     """Measure."""
+    bench = Bench("replay", __doc__)
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     ring = ReplayRing(SPEC, CAPACITY)
@@ -76,13 +83,17 @@ def main() -> None:
     while ring.head < 2 * CAPACITY:
         insert()
     sampler = UniformSampler(ring, torch.Generator().manual_seed(0))
-    report("insert 64x16", insert, 500)
+    report(bench, "insert_64x16", insert, bench.pick(500, 100))
     examiner = Examiner(lambda payload: fragments[0], FragmentCheck(SPEC, "0" * 32))
-    report("check 64x16", lambda: examiner.examine(Entry("a", 1, 1, b"")), 500)
-    report("sample 256", lambda: sampler.rows(BATCH), 2000)
+    report(bench, "check_64x16", lambda: examiner.examine(Entry("a", 1, 1, b"")), bench.pick(500, 100))
+    report(bench, "sample_256", lambda: sampler.rows(BATCH), bench.pick(2000, 400))
     for n in (1, 3, 5):
-        report(f"sample + gather 256, n = {n}", lambda n=n: gather(ring, sampler.rows(BATCH), n, 0.98), 2000)  # type: ignore[misc]
-    print(f"{ring.bytes_per_row} bytes per row")
+
+        def draw(n: int = n) -> object:
+            return gather(ring, sampler.rows(BATCH), n, 0.98)
+
+        report(bench, f"sample_and_gather_n{n}", draw, bench.pick(2000, 400), "< 600" if n == 1 else None)
+    bench.result("bytes", float(ring.bytes_per_row), "bytes per row")
 
 
 if __name__ == "__main__":
