@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
@@ -36,7 +37,9 @@ ALGORITHM = {"name": "td3", "options": {"hidden": [8, 8]}}
 class Run:
     """A run as its learner keeps it in Redis, and a reader of its fragments."""
 
-    def __init__(self, client: redis.Redis, keys: RunKeys, options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, client: redis.Redis, keys: RunKeys, options: dict[str, Any] | None = None, **sections: Any
+    ) -> None:
         self.keys, self.client = keys, client
         self.config = RunConfig.model_validate(
             {
@@ -45,6 +48,7 @@ class Run:
                 "environment": {"name": "point", "num_envs": 4, "options": {"step_s": 0.002, **(options or {})}},
                 "algorithm": ALGORITHM,
                 "actors": {"fragment_s": 0.05},
+                **sections,
             }
         )
         self.control = ControlRecord(client, keys)
@@ -57,9 +61,12 @@ class Run:
         self.control.write(stop=False, window_bytes=8_000_000, config_epoch=0)
         self.publish(1, updates=0)
 
-    def publish(self, version: int, updates: int) -> None:
-        algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", 0)
-        self.publisher.publish({k: v.numpy() for k, v in algorithm.weights().items()}, version, updates)
+    def publish(self, version: int, updates: int, seed: int = 0) -> dict[str, Any]:
+        """Publish random weights; returns them."""
+        algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", seed)
+        arrays = {name: tensor.numpy() for name, tensor in algorithm.weights().items()}
+        self.publisher.publish(arrays, version, updates)
+        return arrays
 
     def described(self, spec: EnvSpec = SPEC) -> dict[str, Any]:
         config = self.config.model_dump(mode="json")
@@ -181,6 +188,71 @@ def test_trained_weights_are_taken_over_between_fragments(
     report = actor.next("done")["report"]
     assert report["reason"] == "ended"
     assert [f.meta.weights_version for f in run.fragments()] == sorted(f.meta.weights_version for f in run.seen)
+
+
+def test_C19_once_published_a_constant_action_is_what_the_next_fragments_hold_under_its_version(
+    data_client: redis.Redis, run_keys: RunKeys, actor: ActorUnderTest, eventually: Eventually
+) -> None:
+    run = Run(data_client, run_keys, exploration={"noise_min": 0.0, "noise_max": 0.0})
+    run.begin()
+    actor.lease(run.described(), 30.0)
+    eventually(lambda: run.fragments(), "fragments under version 1", 20)
+    # Given weights 2 and 3, under which every observation leads to one action, another for each
+    bias = {2: np.arctanh(np.float32([0.25, -0.5])), 3: np.arctanh(np.float32([-0.75, 0.125]))}
+    for version, last_bias in bias.items():
+        algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", 0)
+        arrays = {name: np.zeros_like(tensor.numpy()) for name, tensor in algorithm.weights().items()}
+        arrays["actor.2.bias"][:] = last_bias
+        arrays["normaliser.var"][:] = 1.0
+        run.publisher.publish(arrays, version, updates=100 * version)
+        eventually(lambda: run.fragments()[-1].meta.weights_version == version, f"version {version}", 30)  # noqa: B023
+    actor.tell(op="end")
+    actor.next("done")
+    # Then each fragment holds the action of the version that it names, in every row; the untrained ones hold others
+    fragments = run.fragments()
+    assert {fragment.meta.weights_version for fragment in fragments} == {1, 2, 3}
+    for fragment in fragments:
+        version = fragment.meta.weights_version
+        constant = all(
+            np.allclose(fragment.action, np.tanh(bias[each]), atol=1e-6) == (each == version) for each in bias
+        )
+        assert constant, f"fragment {fragment.meta.seq} under version {version} holds {fragment.action[0, 0]}"
+
+
+def test_C20_an_actor_acts_exactly_as_the_published_bytes_of_the_version_that_it_names(
+    data_client: redis.Redis,
+    run_keys: RunKeys,
+    redis_servers: EmbeddedRedis,
+    start_actor: Callable[[str], ActorUnderTest],
+    eventually: Eventually,
+) -> None:
+    run = Run(data_client, run_keys, exploration={"noise_min": 0.0, "noise_max": 0.0})
+    run.begin()
+    actors = {slot: start_actor(redis_servers.data_url) for slot in ("host-w-0", "host-w-1")}
+    for slot, actor in actors.items():
+        actor.lease(run.described(), 30.0, slot)
+    published = {}
+    for version in (2, 3, 4):
+        published[version] = run.publish(version, updates=version, seed=version)
+        eventually(
+            lambda: {(slot, version) for slot in actors}  # noqa: B023
+            <= {(f.meta.slot, f.meta.weights_version) for f in run.fragments()},
+            f"both actors under version {version}",
+            30,
+        )
+    for actor in actors.values():
+        actor.tell(op="end")
+        actor.next("done")
+    # Then whatever an actor did under a version is what that version's own arrays do, bit for bit
+    for version, arrays in published.items():
+        policy = td3.make_policy(SPEC, td3.Options.model_validate(ALGORITHM["options"]))
+        policy.load(arrays)
+        of_version = [f for f in run.fragments() if f.meta.weights_version == version]
+        assert {fragment.meta.slot for fragment in of_version} == set(actors)
+        for fragment in of_version:
+            for t in range(fragment.meta.steps):
+                expected, _ = policy.act({key: rows[t] for key, rows in fragment.obs.items()}, True)
+                np.testing.assert_array_equal(fragment.action[t], expected)
 
 
 def test_an_actor_waits_for_the_control_record_and_ends_with_the_run(
