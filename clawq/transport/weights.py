@@ -27,6 +27,7 @@ from clawq.errors import TransportError, WeightsCorrupt, WeightsGone
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
+from clawq.transport.pins import Pins
 
 #: Size of one hash field.
 _CHUNK_BYTES = 1 << 20
@@ -52,6 +53,7 @@ class WeightsPublisher:
             raise ValueError(f"keep={keep}: at least the newest version must be kept")
         self._client: Any = client
         self._keys, self._claim, self._keep = keys, claim, keep
+        self._pins = Pins(client, keys)
 
     def publish(
         self, arrays: Mapping[str, Any], version: int, updates: int, metadata: Mapping[str, Any] | None = None
@@ -97,31 +99,16 @@ class WeightsPublisher:
         return _head(self._client, self._keys)
 
     def pin(self, version: int, tag: str) -> None:
-        """Keep a version under a name (which moves if it was used), whatever is published later.
-
-        Raises:
-            WeightsGone: it is not kept any more.
-        """
-
-        def once(pipe: Any) -> bool:
-            if not pipe.exists(self._keys.weights(version)):
-                raise WeightsGone(f"weights version {version} cannot be pinned: it is not kept any more")
-            pipe.multi()
-            pipe.hset(self._keys.pins, tag, version)
-            pipe.execute()
-            return True
-
-        watched(self._client, (self._keys.weights(version),), once)
+        """See `Pins.pin`."""
+        self._pins.pin(version, tag)
 
     def unpin(self, tag: str) -> None:
-        """Forget a name; its version goes with the next publish, unless it is new or has another name."""
-        with translated(self._client):
-            self._client.hdel(self._keys.pins, tag)
+        """See `Pins.unpin`."""
+        self._pins.unpin(tag)
 
     def pins(self) -> dict[str, int]:
         """Tag -> pinned version."""
-        with translated(self._client):
-            return {tag.decode(): int(version) for tag, version in self._client.hgetall(self._keys.pins).items()}
+        return self._pins.all()
 
     def _stage(self, staging: str, blob: bytes, meta: str) -> None:
         view = memoryview(blob)

@@ -18,7 +18,7 @@ import pytest
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
-from clawq.control.queues import KEY_PREFIX, lease_queue
+from clawq.control.queues import KEY_PREFIX, lease_queue, run_queues
 from clawq.errors import StoreUnavailable
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim
@@ -71,6 +71,8 @@ class Bench:
         self.sender = make_app(broker_url)
         self.runs: list[RunRecord] = []
         self.workers: list[WorkerProcess] = []
+        self._before: set[str] = set()
+        self._before = self.leftovers()
 
     def run(self, run_id: str, options: dict[str, Any] | None = None, **sections: Any) -> RunRecord:
         """A run with a control record and untrained weights, as a learner makes it."""
@@ -156,6 +158,12 @@ class Bench:
         with self.sender.connection_for_write() as connection:
             return int(connection.default_channel.queue_declare(queue=lease_queue(run.run_id)).message_count)
 
+    def drop_queued(self, run: RunRecord) -> None:
+        """Empty the queues of a run."""
+        with self.sender.connection_for_write() as connection:
+            for name in run_queues(run.run_id):
+                connection.default_channel.queue_purge(name)
+
     def describe(self) -> str:
         """The last events of all runs and the ends of all logs."""
         events = [event for run in self.runs for event in Events(self.data, run.keys).read()[-20:]]
@@ -179,15 +187,16 @@ class Bench:
         for run in self.runs:
             self.registry.remove(run.run_id)
             delete_run(self.data, run.keys)
+            self.drop_queued(run)
         self.data.close()
         self.sender.close()
 
     def leftovers(self) -> set[str]:
-        """Celery's keys on the broker, beside the bookkeeping that runs out by itself."""
+        """Celery's keys on the broker since the bench was made, beside the bookkeeping that runs out by itself."""
         broker: Any = connect(self.broker_url)
         keys = {key.decode().removeprefix(KEY_PREFIX) for key in broker.keys(f"{KEY_PREFIX}*")}
         broker.close()
-        return keys - {"_kombu.binding_deadlines", "unacked_mutex"}
+        return keys - {"_kombu.binding_deadlines", "unacked_mutex"} - self._before
 
 
 @pytest.fixture

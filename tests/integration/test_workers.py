@@ -68,8 +68,6 @@ def test_two_runs_on_one_worker_do_not_mix_and_a_run_that_ends_is_left(bench: "B
     bench.lease(second, 0.5)
     bench.wait_events(second, "lease", 2)
     assert bench.queued(first) == 1, "nobody takes a lease of a run that is over"
-    with bench.sender.connection_for_write() as connection:
-        connection.default_channel.queue_purge(f"clawq.{first.run_id}")
 
 
 def test_a_worker_can_be_held_to_some_runs(bench: "Bench") -> None:
@@ -80,8 +78,6 @@ def test_a_worker_can_be_held_to_some_runs(bench: "Bench") -> None:
     bench.wait_events(mine, "lease")
     assert bench.queued(other) == 1
     assert Heartbeats(bench.data, other.keys).read() == {}
-    with bench.sender.connection_for_write() as connection:
-        connection.default_channel.queue_purge(f"clawq.{other.run_id}")
 
 
 @pytest.mark.timeout(120)

@@ -68,7 +68,8 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children_and_its_stack_
         f"open({str(tag)!r}, 'w').write(os.environ[{TAG_VARIABLE!r}]); time.sleep(600)"
     )
     with pytest.raises(Failure, match="tiny_program") as caught:
-        run(code, timeout_s=2.0)
+        # Long enough for an interpreter to start on a busy machine.
+        run(code, timeout_s=5.0)
     assert caught.value.kind == "timeout"
     assert kill_tagged(TAG_VARIABLE, tag.read_text()) == 0, "nobody was left to kill"
 
