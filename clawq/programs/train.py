@@ -346,7 +346,9 @@ class Trainer:
         left_s = parts.budget.left_s(now_s)
         if left_s is not None:
             numbers["time_left_s"] = left_s
-        numbers |= {f"drops/{reason}": float(steps) for reason, steps in counts.dropped_steps.items()}
+        # Whatever actors made and nobody can learn from has a name here: the sum of these is what is missing.
+        missing = {"refused": counts.refused_steps, "unaccounted": counts.unaccounted_steps, **counts.dropped_steps}
+        numbers |= {f"drops/{reason}": float(steps) for reason, steps in missing.items() if steps > 0}
         numbers |= {f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()}
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         return numbers | parts.link.figures() | parts.intake.metrics() | self._shown.evaluation

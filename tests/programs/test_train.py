@@ -1,0 +1,255 @@
+"""The learner's parts together, over a real Redis and known experience: books, checkpoints, trimming, resume."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from clawq.config import RunConfig
+from clawq.programs import learner
+from clawq.programs.run import Run, make_folders
+from clawq.programs.session import Session
+from clawq.programs.train import Trainer
+from clawq.spawning.spawner import Spawner
+from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
+from clawq.transport.claims import Claim
+from clawq.transport.codec import encode
+from clawq.transport.control import RunRecord, delete_run
+from clawq.transport.keys import RunKeys
+from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import StreamWriter
+from clawq.types import Fragment
+
+Eventually = Callable[..., None]
+STEPS, ENVS = 5, 4
+
+
+class Until(threading.Event):
+    """A stop flag that is set as soon as something holds."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        super().__init__()
+        self._condition = condition
+
+    def is_set(self) -> bool:
+        return self._condition()
+
+
+class Slot:
+    """An actor's slot that sends what the test wants, and keeps what it sent."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, name: str, seed: int) -> None:
+        self.writer = StreamWriter.open(client, keys, name, "test", 60.0)
+        self._true = TrueSlot(name, ENVS, np.random.default_rng(seed), count(1), chances=Chances(0.1, 0.1))
+        self._true.epoch = self.writer.epoch
+        self.sent: list[Fragment] = []
+        self._dropped: dict[str, int] = {}
+
+    def send(self, fragments: int) -> None:
+        for _ in range(fragments):
+            made = self._made()
+            made = replace(made, meta=replace(made.meta, dropped=dict(self._dropped)))
+            self.writer.send(made.meta.seq, encode(made))
+            self.sent.append(made)
+
+    def lose(self) -> None:
+        """A fragment that never comes, and that nobody speaks of."""
+        self._made()
+
+    def drop(self) -> None:
+        """A fragment that the outbox drops and the headers report."""
+        self._made()
+        self._dropped["outbox_full"] = self._dropped.get("outbox_full", 0) + STEPS * ENVS
+
+    def spoil(self) -> None:
+        """A fragment that arrives with a flipped bit."""
+        made = self._made()
+        payload = encode(made)
+        payload[-1] ^= 1
+        self.writer.send(made.meta.seq, payload)
+
+    def _made(self) -> Fragment:
+        return self._true.fragment(STEPS)[0]
+
+
+class Desk:
+    """One run, its learner's session, and trainers that are made and abandoned."""
+
+    def __init__(self, folder: Path, servers: EmbeddedRedis, data: redis.Redis, broker: redis.Redis) -> None:
+        config = RunConfig.model_validate(
+            {
+                "name": "test",
+                "environment": {"name": "point", "num_envs": ENVS},
+                "algorithm": {"name": "td3", "options": {"hidden": [8]}},
+                "replay": {"capacity": 5000, "batch_size": 16},
+                "rate_limit": {"samples_per_insert": 2, "min_size_to_sample": 40, "error_buffer": 400},
+                "learner": {"device": "cpu", "publish_interval_s": 0.05, "checkpoint_interval_s": 3600},
+                "evaluation": {"interval_s": None},
+                "metrics": ["jsonl"],
+            }
+        )
+        run = Run("r1", RUN, folder, config, SPEC)
+        make_folders(run)
+        self.data, self.keys = data, RunKeys(RUN)
+        delete_run(data, self.keys)
+        claim = Claim.take(data, self.keys.claim("learner"), "test", 600.0)
+        record = RunRecord("r1", RUN)
+        urls = servers.broker_url, servers.data_url
+        self.session = Session(run, *urls, broker, data, self.keys, claim, Spawner(), record)
+        self._open: list[tuple[Trainer, Any]] = []
+
+    def trainer(self, resume: bool = False) -> Trainer:
+        trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None)
+        self._open.append((trainer, writers))
+        trainer.parts.consumer.start()
+        trainer.parts.link.start()
+        trainer.publish()
+        return trainer
+
+    def slot(self, name: str, seed: int) -> Slot:
+        return Slot(self.data, self.keys, name, seed)
+
+    def train(self, trainer: Trainer, entries: int, updates: int = 0) -> None:
+        """Until so many entries are settled and so many updates made."""
+        parts = trainer.parts
+        trainer.train(
+            Until(lambda: parts.consumer.counts.entries >= entries and parts.updater.updates >= updates)
+        )
+        assert parts.consumer.counts.entries == entries
+
+    def abandon(self, trainer: Trainer) -> None:
+        """What is left in Redis and on disk when a learner is killed."""
+        trainer.parts.consumer.close()
+        assert trainer.parts.link.stop(5.0)
+
+    def in_streams(self) -> int:
+        return sum(int(self.data.xlen(self.keys.stream(slot))) for slot in ("a", "b"))
+
+    def close(self) -> None:
+        for trainer, writers in self._open:
+            trainer.parts.consumer.close()
+            trainer.parts.link.stop(5.0)
+            trainer.close()
+            writers.close()
+        delete_run(self.data, self.keys)
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, redis_servers: EmbeddedRedis, data_client: redis.Redis, broker_client: redis.Redis
+) -> Iterator[Desk]:
+    desk = Desk(tmp_path, redis_servers, data_client, broker_client)
+    yield desk
+    desk.close()
+
+
+def valid_rows(*slots: Slot) -> Any:
+    """The observations of all valid env steps that were sent: [R, 3]."""
+    return np.concatenate([one.obs["state"][:-1][one.valid] for slot in slots for one in slot.sent]).astype(np.float64)
+
+
+def assert_normaliser_saw(trainer: Trainer, rows: Any) -> None:
+    """Each of these rows once, and nothing else (C49)."""
+    seen = trainer.parts.updater.algorithm.state_dict()["normaliser"]
+    assert seen["count"] == len(rows)
+    np.testing.assert_allclose(seen["mean"].numpy(), rows.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(seen["var"].numpy(), rows.var(0), rtol=1e-6)
+
+
+def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
+    a, b = desk.slot("a", 1), desk.slot("b", 2)
+    a.send(4)
+    a.lose()
+    a.send(2)
+    b.send(2)
+    b.drop()
+    b.send(1)
+    b.spoil()
+    b.send(3)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=13)
+    numbers = trainer.numbers(0.0)
+    fragment = STEPS * ENVS
+    # acknowledged = inserted + still in stream + rejected + gap; here everything was read
+    assert desk.in_streams() == 13 == numbers["fragments"] + numbers["rejected/corrupt"]
+    assert numbers["rejected/corrupt"] == 1
+    assert numbers["gap_fragments"] == 2
+    assert numbers["env_steps"] == len(valid_rows(a, b))
+    # And of the steps, the lost and the spoilt fragment are not passed over in silence
+    assert numbers["produced_steps"] == 15 * fragment
+    assert numbers["drops/outbox_full"] == fragment
+    assert numbers["drops/unaccounted"] == 2 * fragment
+    assert_normaliser_saw(trainer, valid_rows(a, b))
+
+
+def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twice(desk: Desk) -> None:
+    a, b = desk.slot("a", 1), desk.slot("b", 2)
+    a.send(6)
+    b.send(6)
+    b.spoil()
+    first = desk.trainer()
+    desk.train(first, entries=13, updates=10)
+    first.checkpoint(wait=True)
+    saved, at_checkpoint = first.state_dict(), valid_rows(a, b)
+    # Given a learner that went on after its checkpoint and was killed
+    a.send(5)
+    b.send(5)
+    desk.train(first, entries=23, updates=saved["updates"] + 5)
+    desk.abandon(first)
+    head = int(desk.data.hget(desk.keys.control, "head") or 0)
+    assert head > saved["version"]
+    # When it is resumed, it is where the checkpoint was
+    second = desk.trainer(resume=True)
+    assert second.parts.limiter.state_dict() == saved["limiter"]
+    assert second.parts.updater.updates == saved["updates"]
+    assert second.parts.ring.size == second.parts.intake.env_steps == len(at_checkpoint)
+    assert_normaliser_saw(second, at_checkpoint)
+    # But its weights are newer than any that were published
+    assert second.version > head
+    # And when it goes on, everything was taken exactly once
+    desk.train(second, entries=23, updates=saved["updates"] + 1)
+    numbers = second.numbers(0.0)
+    assert numbers["env_steps"] == len(valid_rows(a, b))
+    assert numbers["gap_fragments"] == numbers["duplicates"] == 0
+    assert numbers["rejected/corrupt"] == 1
+    assert_normaliser_saw(second, valid_rows(a, b))
+    desk.abandon(second)
+    assert int(desk.data.hget(desk.keys.control, "head") or 0) >= second.version
+
+
+def test_streams_are_trimmed_only_behind_what_a_checkpoint_on_disk_holds(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(learner, "stream_budget", lambda session: 1)
+    trainer = desk.trainer()
+    link, folder = trainer.parts.link, desk.session.run.checkpoints
+
+    def let_the_link_work() -> None:
+        """Two turns of the link's thread: what it was going to trim is trimmed."""
+        for turn in range(2):
+            link.notify("turn", turn=turn)
+            eventually(lambda: any(e.kind == "turn" for e in link.take_events()), "a turn of the link")
+
+    a = desk.slot("a", 1)
+    a.send(4)
+    desk.train(trainer, entries=4)
+    # Given committed fragments, and a checkpoint that cannot be written
+    folder.rename(folder.with_name("moved"))
+    folder.write_text("in the way")
+    trainer.checkpoint(wait=True)
+    let_the_link_work()
+    assert desk.in_streams() == 4
+    # When it can be, they go; what came after it stays, though it was read
+    folder.unlink()
+    trainer.checkpoint(wait=True)
+    eventually(lambda: desk.in_streams() == 0, "trimming")
+    a.send(3)
+    eventually(lambda: trainer.parts.consumer.staged[0] == 3, "reading")
+    let_the_link_work()
+    assert desk.in_streams() == 3
