@@ -106,6 +106,10 @@ class Adder:
         rows = self._open_rows()
         return rows.t >= self._capacity or (rows.t > 0 and now_s >= self._deadline_s)
 
+    def ends_with_next(self, now_s: float, step_s: float) -> bool:
+        """True when a step that takes `step_s` is expected to be the last one of the open fragment."""
+        return self._open_rows().t + 1 >= self._capacity or now_s + step_s >= self._deadline_s
+
     def add(self, action: FloatArray, extras: Obs, result: StepResult) -> BoolArray | None:
         """Add one step of all envs.
 

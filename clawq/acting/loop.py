@@ -1,8 +1,8 @@
 """The rollout loop: the whole of acting on one screen.
 
 It steps the envs as fast as they go, cuts the steps into fragments, and between fragments takes over newer weights. It
-waits only where it must: without a control record or weights, and (under `on_full: block`) for room in the outbox. It
-touches no network. Env state, policy and unfinished business live on from one `run` to the next.
+waits only where it must: without a control record or weights, while the learner has more unread than its window (acting
+on would only make experience old), and (under `on_full: block`) for room in the outbox. It touches no network. Env state, policy and unfinished business live on from one `run` to the next.
 """
 
 import time
@@ -89,7 +89,8 @@ class RolloutLoop:
     def _collect(self, ended: Callable[[], str | None], report: Report) -> Fragment:
         """Step the envs until the fragment is full."""
         adder, env, to_env = self._adder, self._env, self._env.spec.action.to_env
-        adder.open(self._actor.version, time.monotonic())
+        before_s, looking = time.monotonic(), False
+        adder.open(self._actor.version, before_s)
         while True:
             action, extras = self._actor.act(self._obs)
             result = env.step(to_env(action))
@@ -97,11 +98,17 @@ class RolloutLoop:
             self._obs = result.obs if broken is None else self._restart(broken)
             report.env_steps += env.num_envs
             self._progress("step", report.env_steps)
-            if adder.full(time.monotonic()) or ended():
+            now_s = time.monotonic()
+            if adder.full(now_s) or ended():
                 fragment = adder.close()
                 report.fragments += 1
                 report.episodes += len(fragment.meta.episodes)
                 return fragment
+            if not looking and adder.ends_with_next(now_s, now_s - before_s):
+                # Weights can only be taken over between fragments: look for them now, beside the last step.
+                self._sender.look()
+                looking = True
+            before_s = now_s
 
     def _restart(self, broken: BoolArray) -> Obs:
         """Begin new episodes in the broken envs."""
@@ -125,7 +132,7 @@ class RolloutLoop:
         """Take over newer weights if there are any; True when there is something to act under."""
         view = self._sender.view
         weights = view.weights
-        if view.control is None or weights is None:
+        if view.control is None or weights is None or view.paced:
             return False
         if weights.version > self._actor.version and (weights.updates == 0 or self._policy_ready()):
             self._actor.adopt(weights)

@@ -104,6 +104,10 @@ class Sender:
         self._changed.wait(timeout_s)
         self._changed.clear()
 
+    def look(self) -> None:
+        """Look for control record and weights now, instead of at the next regular time."""
+        self._outbox.interrupt()
+
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything in the outbox was sent; False if that took too long or cannot happen any more."""
         self._idle.clear()
@@ -140,7 +144,8 @@ class Sender:
 
     def _pause(self) -> float:
         known = self._view
-        return self._pauses.poll_s if known.control and known.weights else self._pauses.eager_s
+        settled = known.control is not None and known.weights is not None and not known.paced
+        return self._pauses.poll_s if settled else self._pauses.eager_s
 
     def _deliver(self, parcel: Parcel) -> None:
         """Send one fragment, however long it takes."""
@@ -183,7 +188,8 @@ class Sender:
         if self._away:
             log.warning("Redis is back")
             self._away = False
-        self._note(control=control, attempts=self._view.attempts + 1)
+        paced = control is not None and self._sink.unread_bytes() >= control.window_bytes
+        self._note(control=control, paced=paced, attempts=self._view.attempts + 1)
 
     def _new_epoch(self) -> None:
         try:
@@ -223,6 +229,7 @@ class View:
     Attributes:
         control: the control record, None if the run has none (yet, or not any more).
         weights: the newest weights that were fetched.
+        paced: the learner has more unread than its window allows: act no further for now.
         attempts: finished tries to reach Redis, good or bad; it grows while the sender is alive.
         ended: why nothing will be sent any more.
         failure: the unexpected error that ended the sender.
@@ -230,6 +237,7 @@ class View:
 
     control: Control | None = None
     weights: Weights | None = None
+    paced: bool = False
     attempts: int = 0
     ended: str | None = None
     failure: BaseException | None = None

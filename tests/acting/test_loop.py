@@ -20,13 +20,13 @@ QUICK = Pauses(poll_s=0.01, eager_s=0.005, first_s=0.001, longest_s=0.01)
 class Rig:
     """A whole actor over a scripted sink."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Pauses = QUICK) -> None:
         self.env = CountingEnv(2, lengths=(4,))
         self.sink = ScriptedSink()
         self.weights = FixedWeights(Weights(1, {}, 0, {}))
         self.sent: list[Fragment] = []
         self.outbox = Outbox(4, "block")
-        self.sender = Sender(self.outbox, self.sink, lambda: self.sink, self.encode, self.weights, QUICK)
+        self.sender = Sender(self.outbox, self.sink, lambda: self.sink, self.encode, self.weights, pauses)
         self.phases: list[str] = []
         self.actor = Actor(NoiseLadder(0, 0, (2, 2), np.random.default_rng(0)), Half)
         limits = Limits(1e9, 3 * step_bytes(SPEC, 2))
@@ -101,6 +101,39 @@ def test_weights_change_only_between_fragments(rig: Rig) -> None:
     rig.loop.run(rig.steps(6))
     assert rig.sender.drain(5.0)
     assert [f.meta.weights_version for f in rig.sent] == [1, 2, 2]
+
+
+def test_new_weights_are_looked_for_beside_the_last_step_of_a_fragment() -> None:
+    # Given an actor that looks at regular times only once a minute
+    rig = Rig(Pauses(poll_s=60.0))
+    try:
+        rig.loop.run(rig.steps(3))
+        assert rig.sender.drain(5.0)
+        rig.weights.weights = Weights(2, {}, 5, {})
+        rig.sink.control = Control(head=2, stop=False, window_bytes=1_000_000, config_epoch=0)
+        # When it comes to the last step but one of a fragment of three
+        rig.loop.run(rig.steps(2))
+        # Then the weights come
+        for _ in range(500):
+            if (known := rig.sender.view.weights) and known.version == 2:
+                break
+            rig.sender.wait(0.01)
+        rig.loop.run(rig.steps(1))
+        assert rig.actor.version == 2
+    finally:
+        rig.sender.close()
+
+
+def test_it_does_not_act_while_the_learner_has_more_unread_than_its_window(rig: Rig) -> None:
+    rig.sink.unread = 1_000_000
+    while not rig.sender.view.paced:
+        rig.sender.wait(0.01)
+    looks = iter(range(20))
+    report = rig.loop.run(lambda: "ended" if next(looks, None) is None else None)
+    assert report.env_steps == 0
+    # When it has read, acting goes on
+    rig.sink.unread = 0
+    assert rig.loop.run(rig.steps(3)).env_steps == 6
 
 
 def test_trained_weights_wait_until_the_policy_can_be_built(rig: Rig) -> None:
