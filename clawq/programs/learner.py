@@ -172,7 +172,7 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
         limiter=limiter,
         intake=Intake(consumer, ring, limiter, algorithm),
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
-        link=Link(wires, desired, stream_budget(session)),
+        link=Link(wires, desired, stream_budget(session), session.after_event),
         checkpoints=checkpoints,
         budget=BudgetMeter(config.budget),
     )

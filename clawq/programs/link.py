@@ -21,6 +21,7 @@ from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
 from clawq.transport.claims import Claim
 from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats
 from clawq.transport.readers import StreamReader
+from clawq.transport.stream import parse_id
 from clawq.transport.weights import WeightsPublisher
 from clawq.types import Array
 
@@ -66,9 +67,12 @@ class Link:
         wires: the Redis side.
         desired: the control record that actors shall see (its head is moved by publishing).
         stream_budget_bytes: how much the streams may hold before they are trimmed.
+        after_event: the run's events up to this id are of earlier sessions, and not for this one.
     """
 
-    def __init__(self, wires: Wires, desired: Control, stream_budget_bytes: int) -> None:
+    def __init__(
+        self, wires: Wires, desired: Control, stream_budget_bytes: int, after_event: str = "0-0"
+    ) -> None:
         self._wires = wires
         self._desired = desired
         self._stream_budget_bytes = stream_budget_bytes
@@ -81,7 +85,7 @@ class Link:
         self._board: dict[str, float | str] = {}
         self._checkpointed: dict[str, str] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
-        self._last_event = "0-0"
+        self._last_event = after_event
         self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
         self._figures: dict[str, float] = {}
         self._swept_s = 0.0
@@ -240,7 +244,9 @@ class Link:
 
     def _restore(self) -> None:
         """Write again what the data server must hold; it came back empty or our claim had run out."""
-        self._last_event = "0-0"
+        if parse_id(self._wires.events.newest_id()) < parse_id(self._last_event):
+            # Its events are gone, and its clock may be behind.
+            self._last_event = "0-0"
         with self._lock:
             self._control_due = True
             self._weights = self._weights or self._sent

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from clawq.errors import ClaimHeld, TransportError, UserError
+from clawq.programs.keeper import Keeper
 from clawq.programs.run import Run
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
-from clawq.transport.claims import Claim
+from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import check_server, connect
-from clawq.transport.control import ControlRecord, RunRecord, RunRegistry, end_run
+from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry, end_run
 from clawq.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,10 @@ CLAIM_TTL_S = 10.0
 
 @dataclass(slots=True)
 class Session:
-    """An open run: clients, claim, and what it will be called when it is over."""
+    """An open run: clients, claim, and what it will be called when it is over.
+
+    `after_event` is the newest event of earlier sessions of the run: what they were told is no word to this one.
+    """
 
     run: Run
     broker_url: str
@@ -43,6 +47,7 @@ class Session:
     spawner: Spawner
     record: RunRecord
     state: str = "running"
+    after_event: str = "0-0"
 
 
 @contextmanager
@@ -52,6 +57,7 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
     check_server(broker, "broker")
     check_server(data, "data")
     keys = RunKeys(run.tag)
+    check_name_is_free(run, RunRegistry(broker), data)
     holder = f"learner {run.id} on {socket.gethostname()}, pid {os.getpid()}"
     try:
         claim = Claim.take(data, keys.claim("learner"), holder, CLAIM_TTL_S)
@@ -70,15 +76,27 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
         learner={"host": socket.gethostname(), "pid": os.getpid(), "folder": str(run.folder)},
     )
     session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
-    coordinator: Child | None = None
+    keeper: Keeper | None = None
     try:
-        RunRegistry(broker).add(record)
-        coordinator = start_coordinator(session)
+        session.after_event = Events(data, keys).newest_id()
+        keeper = Keeper(record, broker, lambda: start_coordinator(session))
         yield session
     finally:
-        if coordinator is not None:
-            coordinator.end_tree(1.0)
+        if keeper is not None:
+            keeper.close()
         close_session(session)
+
+
+def check_name_is_free(run: Run, registry: RunRegistry, data: Any) -> None:
+    """UserError if another living run has that name here: workers would serve only one of the two."""
+    other = registry.get(run.id)
+    if other is None or other.tag == run.tag:
+        return
+    holder = holder_of(data, other.keys.claim("learner"))
+    if holder is not None:
+        raise UserError(
+            f"the name {run.id} is taken on this Redis by another run ({holder}). Choose another one with --run NAME"
+        )
 
 
 def close_session(session: Session) -> None:

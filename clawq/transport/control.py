@@ -193,6 +193,12 @@ class Events:
         events = (_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries)
         return [event for event in events if event is not None]
 
+    def newest_id(self) -> str:
+        """Id of the newest event, `0-0` if there is none; reading after it shows only what comes later."""
+        with translated(self._client):
+            newest = self._client.xrevrange(self._key, count=1)
+        return bytes(newest[0][0]).decode() if newest else "0-0"
+
 
 def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
     try:

@@ -1,0 +1,82 @@
+"""Keeps what a run needs on the broker: its entry in the registry, and a living coordinator.
+
+The coordinator holds nothing that it could not derive again, so one that was killed is simply started again, after a
+pause that doubles while it keeps ending. A broker that came back empty is told of the run again. Neither happens on the
+learner's own thread; a broker that is away is waited out.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from clawq.errors import TransportError
+from clawq.spawning.spawner import Child
+from clawq.transport.control import RunRecord, RunRegistry
+
+log = logging.getLogger(__name__)
+
+#: Between two looks, seconds.
+LOOK_S = 1.0
+#: Longest pause before a coordinator that keeps ending is started again, seconds.
+LONGEST_PAUSE_S = 30.0
+#: A coordinator that lived for so long is forgiven what came before, seconds.
+SETTLED_S = 60.0
+#: How long the coordinator has for emptying the run's queues at the end, seconds.
+GRACE_S = 1.0
+
+
+class Keeper:
+    """See the module's text; `close` ends the coordinator.
+
+    Args:
+        record: of the run.
+        broker: client of the broker.
+        start: starts a coordinator.
+    """
+
+    def __init__(self, record: RunRecord, broker: Any, start: Callable[[], Child]) -> None:
+        self._record, self._registry, self._start = record, RunRegistry(broker), start
+        self._ending = threading.Event()
+        self._child: Child | None = None
+        self._age_s = self._pause_s = 0.0
+        self.restarts = 0
+        self._registry.add(record)
+        self._child = start()
+        self._thread = threading.Thread(target=self._run, name="clawq-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the coordinator; it empties the run's queues first. Idempotent."""
+        self._ending.set()
+        self._thread.join(GRACE_S)
+        if self._child is not None:
+            self._child.end_tree(GRACE_S)
+
+    def _run(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            self._age_s += LOOK_S
+            try:
+                if self._child is None or self._child.exited():
+                    self._start_again()
+                if self._registry.get(self._record.run_id) is None and not self._ending.is_set():
+                    self._registry.add(self._record)
+                    log.warning("the broker did not know run %s any more; it is registered again", self._record.run_id)
+            except (TransportError, OSError) as error:
+                log.info("the run's coordinator and entry cannot be looked after just now: %s", error)
+
+    def _start_again(self) -> None:
+        if self._child is not None:
+            status, words = self._child.end_tree(), self._child.log.tail(3)
+            self._child = None
+            settled = self._age_s >= SETTLED_S
+            self._pause_s = LOOK_S if settled or not self._pause_s else min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._age_s = 0.0
+            log.warning("the coordinator ended (status %d) and is started again\n%s", status, words)
+        if self._age_s + LOOK_S >= self._pause_s:
+            self._child = self._start()
+            self._age_s = 0.0
+            self.restarts += 1
+
+
+__all__ = ["Keeper"]
