@@ -1,8 +1,9 @@
 """The rollout loop: the whole of acting on one screen.
 
 It steps the envs as fast as they go, cuts the steps into fragments, and between fragments takes over newer weights. It
-waits only where it must: without a control record or weights, while the learner has more unread than its window (acting
-on would only make experience old), and (under `on_full: block`) for room in the outbox. It touches no network. Env state, policy and unfinished business live on from one `run` to the next.
+waits only where it must: without a control record or weights; while the learner has more unread than its window, since
+acting on would only make experience old; and (under `on_full: block`) for room in the outbox. It touches no network.
+Env state, policy and unfinished business live on from one `run` to the next.
 """
 
 import time

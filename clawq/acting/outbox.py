@@ -82,15 +82,15 @@ class Outbox:
         """The oldest fragment, or None if none came within the timeout or `interrupt` was called."""
         with self._changed:
             self._changed.wait_for(lambda: self._parcels or self._interrupted, timeout_s)
-            self._interrupted = False
             if not self._parcels:
+                self._interrupted = False
                 return None
             parcel = self._parcels.popleft()
             self._changed.notify_all()
             return parcel
 
     def interrupt(self) -> None:
-        """Let a waiting `take` return now."""
+        """Let `take` return None now, or as soon as nothing waits any more."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()

@@ -10,7 +10,7 @@ from clawq.acting.loop import RolloutLoop
 from clawq.acting.outbox import Outbox
 from clawq.acting.sender import Pauses, Sender
 from clawq.core import Control, Weights
-from clawq.errors import ActorFailed, FragmentTooLarge
+from clawq.errors import ActorFailed, FragmentTooLarge, StoreUnavailable
 from clawq.testing.scripted import SPEC, CountingEnv, FixedWeights, ScriptedSink
 from clawq.types import FloatArray, Fragment, Obs
 
@@ -168,10 +168,11 @@ def test_without_a_control_record_the_actor_waits(rig: Rig) -> None:
 def test_a_full_outbox_blocks_the_envs_until_the_stop_flag(rig: Rig) -> None:
     rig.loop.run(rig.steps(1))
     assert rig.sender.drain(5.0)
-    rig.sink.unread = 10**9
+    rig.sink.faults = [StoreUnavailable("away")] * 100_000
 
     def stop_after_blocking() -> str | None:
         if rig.phases.count("send") > 3:
+            rig.sink.faults.clear()
             rig.sink.control = Control(head=1, stop=True, window_bytes=1_000_000, config_epoch=0)
         return None
 
