@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 from kombu.connection import Connection
 
 from clawq.control.queues import KEY_PREFIX
 from clawq.transport.client import celery_url
+from clawq.transport.codec import decode
 from clawq.transport.control import RunRecord
+from clawq.transport.stream import PAYLOAD_FIELD
+from clawq.types import Fragment
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Bench, OwnBroker, WorkerProcess
@@ -50,8 +54,20 @@ def test_C14_a_killed_actor_and_a_killed_pool_child_cost_a_slot_only_for_a_while
         before = len(bench.entries(run))
         bench.lease(run, 60.0, count=2)
         bench.wait_for(partial(_more_than, bench, run, before), "the slot to send again", 25.0)
-    ids = bench.entries(run)
-    assert len(set(ids)) == len(ids)
+    # And every entry is whole, follows the one before it, and is there once
+    data: Any = bench.data
+    for slot in {slot for slot, _ in bench.entries(run)}:
+        seen: dict[int, Fragment] = {}
+        for entry_id, fields in data.xrange(run.keys.stream(slot)):
+            fragment = decode(fields[PAYLOAD_FIELD])
+            meta, before = fragment.meta, seen.get(fragment.meta.epoch)
+            assert entry_id.decode() == f"{meta.epoch}-{meta.seq}"
+            assert meta.seq == (before.meta.seq + 1 if before else 1)
+            assert meta.produced == meta.steps * meta.envs + (before.meta.produced if before else 0)
+            for key, rows in fragment.obs.items():
+                np.testing.assert_array_equal(rows[0], before.obs[key][-1] if before else rows[0])
+            seen[meta.epoch] = fragment
+        assert len({one.meta.seed for one in seen.values()}) == len(seen) == 3, "each actor acted on its own"
 
 
 def _more_than(bench: "Bench", run: RunRecord, count: int) -> bool:
