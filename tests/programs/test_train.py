@@ -88,7 +88,7 @@ class Desk:
                 "environment": {"name": "point", "num_envs": ENVS},
                 "algorithm": {"name": "td3", "options": {"hidden": [8]}},
                 "replay": {"capacity": 5000, "batch_size": 16},
-                "rate_limit": {"samples_per_insert": 2, "min_size_to_sample": 40, "error_buffer": 400},
+                "rate_limit": {"samples_per_insert": 2, "min_size_to_sample": 40, "error_buffer": 260},
                 "learner": {"device": "cpu", "publish_interval_s": 0.05, "checkpoint_interval_s": 3600},
                 "evaluation": {"interval_s": None},
                 "metrics": ["jsonl"],
@@ -162,6 +162,15 @@ def assert_normaliser_saw(trainer: Trainer, rows: Any) -> None:
     np.testing.assert_allclose(seen["var"].numpy(), rows.var(0), rtol=1e-6)
 
 
+def assert_limiter_is_exact(trainer: Trainer) -> None:
+    """It knows of every insert and of every sample, and neither side has left the bounds."""
+    limiter = trainer.parts.limiter
+    assert limiter.inserts == trainer.parts.intake.env_steps
+    assert limiter.samples == trainer.parts.updater.updates * trainer.parts.config.replay.batch_size
+    low, high = limiter.bounds
+    assert low <= limiter.error <= high
+
+
 def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     a, b = desk.slot("a", 1), desk.slot("b", 2)
     a.send(4)
@@ -186,6 +195,7 @@ def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     assert numbers["drops/outbox_full"] == fragment
     assert numbers["drops/unaccounted"] == 2 * fragment
     assert_normaliser_saw(trainer, valid_rows(a, b))
+    assert_limiter_is_exact(trainer)
 
 
 def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twice(desk: Desk) -> None:
@@ -219,6 +229,7 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     assert numbers["gap_fragments"] == numbers["duplicates"] == 0
     assert numbers["rejected/corrupt"] == 1
     assert_normaliser_saw(second, valid_rows(a, b))
+    assert_limiter_is_exact(second)
     desk.abandon(second)
     assert int(desk.data.hget(desk.keys.control, "head") or 0) >= second.version
 
