@@ -7,6 +7,7 @@ people: what was wrong, where, what is allowed, what to do.
       UserError                   a mistake in what the user wrote; the CLI prints it without a traceback
         ConfigError               the configuration: file, path and value are named (`mistakes` lists all of them)
         PluginError               PluginNotFound · PluginLoadFailed · DuplicatePlugin
+      Interrupted                 stopped before anything had begun
       SpecMismatch                an array is not what the environment spec says
       UnsupportedSpace            an environment whose spaces clawq cannot carry
       TransportError
@@ -54,6 +55,12 @@ class ConfigError(UserError):
         self.mistakes = tuple(mistakes)
         count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
         super().__init__(f"{source}: {count}\n" + "\n".join(f"  - {line}" for line in self.mistakes))
+
+
+class Interrupted(ClawqError):
+    """Somebody asked for the end before there was anything to end in order."""
+
+    exit_code = 130
 
 
 class PluginError(UserError):

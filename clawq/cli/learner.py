@@ -25,27 +25,43 @@ def learner() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--run", "run_id", help="Name of the run; default: made from the configuration's name and the time.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
-def start(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> None:
+def start(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> int:
     """Train CONFIG with whatever workers serve this Redis; ends when the budget is spent."""
+    # Before the imports below, which take long enough to be interrupted.
+    stop = stop_on_signals()
     from clawq.programs.daemon import run_daemon
 
-    stop = stop_on_signals()
     report = run_daemon(_order(config, overrides, run_id, resume), stop, click.echo)
     click.echo(f"ended: {report['ended']}")
     for name, file in report.get("pictures", {}).items():
         click.echo(f"{name}: {file}")
     click.echo(f"run folder: {report['folder']}")
+    return 1 if report.get("incomplete") else 0
 
 
 def _order(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> "Order":
     from clawq.config_file import load_config
     from clawq.programs.daemon import Order
 
-    if config is None and resume is None:
+    file, overrides = config_file(config, overrides, resume)
+    return Order(load_config(file, overrides), run_id, resume)
+
+
+def config_file(config: str | None, overrides: tuple[str, ...], resume: Path | None) -> tuple[str, tuple[str, ...]]:
+    """(file, overrides) that are meant: a run that is resumed has a configuration of its own, unless one is given.
+
+    Raises:
+        UserError: `resume` is no run folder.
+    """
+    from clawq.programs.run import check_run_folder
+
+    if resume is not None:
+        check_run_folder(resume)
+        if config is None or ("=" in config and not Path(config).exists()):
+            return str(resume / "config.yaml"), overrides if config is None else (config, *overrides)
+    if config is None:
         raise click.UsageError("give a CONFIG, or --resume FOLDER")
-    if config is not None and "=" in config and resume is not None:
-        config, overrides = str(resume / "config.yaml"), (config, *overrides)
-    return Order(load_config(config, overrides) if config is not None else None, run_id, resume)
+    return config, overrides
 
 
 @learner.command()

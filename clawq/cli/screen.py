@@ -94,6 +94,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("training", found.joined("return {}", ("episode/return", score), "success {}", ("episode/success", share))),
         ("evaluation", found.joined("return {}", ("eval/mean_return", score), "success {}", ("eval/success", share))),
         ("drops", drops(snapshot)),
+        ("failures", failures(snapshot)),
         ("note", found.text("note")),
     ]
     return [(label, text) for label, text in table if text]
@@ -113,6 +114,12 @@ def drops(snapshot: Snapshot) -> str:
         if family in units and isinstance(count, int | float) and count > 0:
             some.append(f"{reason} {number(count)} {units[family]}")
     return ", ".join(some) or ("none" if "env_steps" in snapshot else "")
+
+
+def failures(snapshot: Snapshot) -> str:
+    """What failed and was replaced or given up, as `3 actors, 1 evaluations`; empty if nothing did."""
+    counts = [(what, snapshot.get(f"{what}_failures")) for what in ("actor", "evaluation")]
+    return ", ".join(f"{number(count)} {what}s" for what, count in counts if isinstance(count, int | float) and count)
 
 
 def number(value: float) -> str:
@@ -176,4 +183,16 @@ def _table(snapshot: Snapshot) -> "RenderableType":
     return table
 
 
-__all__ = ["PLAIN_INTERVAL_S", "Screen", "Snapshot", "drops", "duration", "line", "number", "rows", "score", "share"]
+__all__ = [
+    "PLAIN_INTERVAL_S",
+    "Screen",
+    "Snapshot",
+    "drops",
+    "duration",
+    "failures",
+    "line",
+    "number",
+    "rows",
+    "score",
+    "share",
+]

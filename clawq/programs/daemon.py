@@ -16,10 +16,10 @@ from typing import Any
 
 from clawq.config import RunConfig
 from clawq.cores import thread_env
-from clawq.errors import UserError
-from clawq.programs.run import Run, create_run, new_run_id, open_run, prepare_folder
+from clawq.errors import Interrupted, UserError
+from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder
 from clawq.programs.servers import servers_for
-from clawq.programs.session import open_session
+from clawq.programs.session import invite_actors, open_session
 from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.program import run_program
@@ -55,32 +55,41 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
     config = kept.config if kept is not None else order.config
     if config is None:
         raise UserError("a new run needs a configuration")
-    run_id = kept.id if kept is not None else order.run_id or new_run_id(config, time.time())
-    with servers_for(config.redis, run_id, "learner", say) as servers:
-        run = kept or new_run(config, run_id, spawner)
+    wanted = new_run_id(config, time.time()) if order.run_id is None else order.run_id
+    run_id, folder = (wanted, prepare_folder(config, wanted)) if kept is None else (kept.id, kept.folder)
+    with only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
+        spec = probe(config, spawner, LogFile(folder / "logs" / "probe.log"), stop)
+        run = create_run(config, run_id, spec) if kept is None else kept
+        check_same_spec(run, spec)
         log_to(run.logs / "learner.log")
         say(f"run {run.id} in {run.folder}")
         with open_session(run, servers.broker_url, servers.data_url, spawner) as session:
+            if kept is None:
+                invite_actors(session)
             from clawq.programs.learner import run_learner
 
             return run_learner(session, stop, say, resume=kept is not None)
 
 
-def new_run(config: RunConfig, run_id: str, spawner: Spawner) -> Run:
-    """Ask the environment what it is, and make the run's folder."""
-    folder = prepare_folder(config, run_id)
-    spec = probe(config, spawner, LogFile(folder / "logs" / "probe.log"))
-    return create_run(config, run_id, spec)
-
-
-def probe(config: RunConfig, spawner: Spawner, log_file: LogFile) -> EnvSpec:
+def probe(config: RunConfig, spawner: Spawner, log_file: LogFile, stop: threading.Event) -> EnvSpec:
     """The environment's spec, found out in a process of its own; UserError with its own words if that fails."""
     request = {"environment": config.environment.model_dump(mode="json")}
     try:
-        answer = run_program(spawner, "clawq.programs.probe", request, log_file, PROBE_S, thread_env(1))
+        answer = run_program(spawner, "clawq.programs.probe", request, log_file, PROBE_S, thread_env(1), stop.is_set)
     except Failure as failure:
+        if stop.is_set():
+            raise Interrupted("stopped before the run began") from None
         raise UserError(f"environment {config.environment.name}: {failure}") from None
     return EnvSpec.from_json(answer)
+
+
+def check_same_spec(run: Run, spec: EnvSpec) -> None:
+    """UserError if the environment is not the one that a resumed run has learned in."""
+    if spec.fingerprint != run.spec.fingerprint:
+        raise UserError(
+            f"the run in {run.folder} was made with {run.spec.name}; the configuration, or the simulator that is "
+            f"installed now, gives {spec.name} with other observations, actions or limits. Start a new run for that."
+        )
 
 
 def log_to(path: Path) -> None:
@@ -88,7 +97,8 @@ def log_to(path: Path) -> None:
     level = os.environ.get("CLAWQ_LOG_LEVEL", "INFO").upper()
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loud = logging.StreamHandler(sys.stderr)
+    # `clawq up` passes on what its learner says on stdout, and keeps stderr for the end.
+    loud = logging.StreamHandler(sys.stdout if os.environ.get("CLAWQ_UP") else sys.stderr)
     loud.setLevel(logging.WARNING)
     loud.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=level, handlers=[file, loud], force=True)

@@ -75,6 +75,8 @@ class Finish:
         if evaluation is not None:
             trainer.take_evaluation(evaluation)
             say(describe_evaluation(evaluation))
+        else:
+            say("there is no final evaluation; --resume with this run folder tries again")
         self._stage("drawing")
         pictures = self._draw(stop)
         report = self._write_report(
@@ -83,6 +85,7 @@ class Finish:
                 "final_evaluation": evaluation,
                 "pictures": pictures,
                 "resumable": evaluation is None,
+                "incomplete": evaluation is None and not stop.is_set(),
             }
         )
         self._stage("done")
@@ -99,6 +102,7 @@ class Finish:
 
         def arrived() -> bool:
             for event in self._trainer.parts.link.take_events():
+                self._trainer.take_event(event, stop)
                 if event.facts.get("label") != "final" or event.facts.get("version") != version:
                     continue
                 if event.kind == "evaluation":
@@ -106,7 +110,6 @@ class Finish:
                 elif event.kind == "evaluation_started":
                     found["started"] = True
                 elif event.kind == "evaluation_failed":
-                    log.warning("the final evaluation failed: %s", event.facts.get("error"))
                     found["failed"] = True
             return "mean_return" in found or "failed" in found
 
@@ -115,7 +118,7 @@ class Finish:
             self._wait(arrived, settings.timeout_s, stop)
         if "mean_return" in found or stop.is_set():
             return found if "mean_return" in found else None
-        log.warning("no worker evaluated the final weights; this host does it")
+        log.warning("no worker could evaluate the final weights; this host does it")
         request = {
             **self._described(),
             "version": version,
@@ -159,17 +162,33 @@ class Finish:
     ) -> dict[str, Any] | None:
         """Run a program beside the gauges; None (and a warning) if it failed or `stop` was set."""
         log_file = LogFile(self._run.logs / f"{program.rpartition('.')[2]}.log")
+        ending = threading.Event()
+
+        def stopped() -> bool:
+            return stop.is_set() or ending.is_set()
+
+        def done() -> bool:
+            for event in self._trainer.parts.link.take_events():
+                self._trainer.take_event(event, stop)
+            return future.done()
+
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(
-                run_program, self._spawner, program, request, log_file, timeout_s, thread_env(1), stop.is_set
+                run_program, self._spawner, program, request, log_file, timeout_s, thread_env(1), stopped
             )
-            self._wait(future.done, timeout_s + 10.0, threading.Event())
+            try:
+                self._wait(done, timeout_s + 10.0, threading.Event())
+            finally:
+                # Whatever ended the wait must not then wait for the program.
+                ending.set()
         try:
             return future.result()
         except ActorFailed as error:
-            note = f"{program.rpartition('.')[2]}: {error}"
-            log.warning("%s", note)
-            self._trainer.parts.link.show({"note": note.splitlines()[0]})
+            if not stop.is_set():
+                self._trainer.note(f"{program.rpartition('.')[2]}: {error}")
+            return None
+        except OSError as error:
+            self._trainer.note(f"{program.rpartition('.')[2]} could not be started: {error}")
             return None
 
     # --- reports -----------------------------------------------------------------------------------------------------

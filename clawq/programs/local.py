@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError
-from clawq.programs.run import new_run_id, prepare_folder
+from clawq.programs.run import open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
@@ -31,6 +32,8 @@ LOOK_S = 0.5
 LEARNER_STOP_S = 7.0
 #: How long the worker may take.
 WORKER_STOP_S = 6.0
+#: A worker that ends by itself more often than this within so many seconds is not started again.
+WORKER_ENDS, WORKER_ENDS_S = 3, 120.0
 
 
 class Display(Protocol):
@@ -69,6 +72,20 @@ class Household:
         self.spawner = Spawner()
         self.worker: Child | None = None
         self.learner: Child | None = None
+        self.start_worker: Callable[[], Child] | None = None
+        self._worker_ends: list[float] = []
+
+    def look_after_worker(self, say: Callable[[str], None]) -> None:
+        """Start the worker again if it has ended; ActorFailed if it keeps ending."""
+        if self.worker is None or self.start_worker is None or not self.worker.exited():
+            return
+        status, words = self.worker.end_tree(), self.worker.log.tail()
+        now_s = time.monotonic()
+        self._worker_ends = [*(end_s for end_s in self._worker_ends if now_s - end_s < WORKER_ENDS_S), now_s]
+        if len(self._worker_ends) > WORKER_ENDS:
+            raise ActorFailed(f"the worker keeps ending by itself ({how(status)})\n--- end of its log ---\n{words}")
+        say(f"the worker ended by itself ({how(status)}) and is started again; its log is {self.worker.log.path}")
+        self.worker = self.start_worker()
 
     def kill(self) -> None:
         """End everything now (second signal); Redis ends with this process."""
@@ -93,30 +110,54 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
 
     Raises:
         UserError: Redis cannot be had, or the run folder.
-        ActorFailed: the worker ended by itself.
+        StoreUnavailable: an embedded Redis server ended.
+        ActorFailed: the worker keeps ending by itself.
     """
     config = order.config
-    run_id = order.resume.name if order.resume else order.run_id or new_run_id(config, time.time())
-    folder = order.resume or prepare_folder(config, run_id)
+    run_id, folder = identity_of(order)
     cores = plan_cores(available_cores(), config.cores.learner_threads, config.cores.slots, config.cores.actor_threads)
     display.say(cores.text)
     with servers_for(config.redis, run_id, "up", display.say) as servers:
         try:
             household.learner = start_learner(household.spawner, order, run_id, servers, cores, folder)
-            household.worker = start_worker(household.spawner, run_id, servers, cores, folder)
+            household.start_worker = partial(start_worker, household.spawner, run_id, servers, cores, folder)
+            household.worker = household.start_worker()
             follow(run_id, servers, household, display, stop)
         finally:
             status = household.end()
     if status != 0 and household.learner is not None:
-        display.say(household.learner.log.tail(30))
-    return status
+        # A learner that was still starting when it was told to stop has nothing to say.
+        display.say("stopped before the run began" if stop.is_set() and status < 0 else household.learner.log.tail(30))
+    return exit_status(status, stop.is_set())
+
+
+def exit_status(status: int, told_to_stop: bool) -> int:
+    """The command's exit status from the learner's; a signal counts as shells count it."""
+    if status >= 0:
+        return status
+    return 130 if told_to_stop else 128 - status
+
+
+def how(status: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by signal {-status}" if status < 0 else f"status {status}"
+
+
+def identity_of(order: LocalRun) -> tuple[str, Path]:
+    """(run id, run folder) of what was ordered; a folder may have been moved or renamed since it was made."""
+    if order.resume is not None:
+        run = open_run(order.resume, order.config)
+        return run.id, run.folder
+    if order.run_id is not None:
+        return order.run_id, prepare_folder(order.config, order.run_id)
+    return prepare_new_folder(order.config, time.time())
 
 
 def start_learner(
     spawner: Spawner, order: LocalRun, run_id: str, servers: Servers, cores: CorePlan, folder: Path
 ) -> Child:
     """Exec `clawq learner start` for this run; what it says comes over a pipe."""
-    where = ["--resume", str(order.resume)] if order.resume else ["--run", run_id]
+    where = ["--resume", str(folder)] if order.resume else ["--run", run_id]
     words = ["clawq.cli.main", "learner", "start", *order.arguments, *where]
     env = {**servers.env, **thread_env(cores.learner_threads), "CLAWQ_UP": "1"}
     return spawner.spawn(words, LogFile(folder / "logs" / "learner-process.log"), env, pipes=True)
@@ -131,16 +172,14 @@ def start_worker(spawner: Spawner, run_id: str, servers: Servers, cores: CorePla
 
 def follow(run_id: str, servers: Servers, household: Household, display: Display, stop: threading.Event) -> None:
     """Show the run until its learner ends or `stop` is set."""
-    learner, worker = household.learner, household.worker
+    learner = household.learner
     assert learner is not None
-    assert worker is not None
     speech = threading.Thread(target=pass_on, args=(learner, display.say), name="clawq-speech", daemon=True)
     speech.start()
     look = board_reader(run_id, servers)
     while not learner.wait_exit(LOOK_S) and not stop.is_set():
         servers.check()
-        if worker.exited():
-            raise ActorFailed(f"the worker ended by itself\n--- end of its log ---\n{worker.log.tail()}")
+        household.look_after_worker(display.say)
         display.show(look())
     if learner.exited():
         speech.join(2.0)

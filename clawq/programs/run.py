@@ -14,18 +14,24 @@ Identity is made once and kept over restarts: a resumed run has the same id, tag
 """
 
 import json
+import logging
 import os
 import re
 import secrets
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clawq.config import RunConfig
 from clawq.config_file import to_yaml
-from clawq.errors import CheckpointInvalid, UserError
+from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.specs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,79}$")
 
@@ -90,50 +96,112 @@ def prepare_folder(config: RunConfig, run_id: str) -> Path:
         raise UserError(
             f"the run folder {folder} exists already. Choose another --run name, or go on with it: --resume {folder}"
         )
-    try:
+    with writing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+        # Rights of a folder say little (root, read-only mounts, quotas): what counts is whether a file can be made.
+        trial = folder / f".trial-{os.getpid()}"
+        trial.touch()
+        trial.unlink()
+    return folder
+
+
+def prepare_new_folder(config: RunConfig, now_s: float) -> tuple[str, Path]:
+    """(run id, folder) of a new run without a wanted name; two that begin in the same second get two folders."""
+    named = new_run_id(config, now_s)
+    base = Path(config.folder).expanduser().absolute()
+    for attempt in range(1, 1000):
+        run_id = named if attempt == 1 else f"{named}-{attempt}"
+        with writing(base / run_id):
+            base.mkdir(parents=True, exist_ok=True)
+            try:
+                (base / run_id).mkdir()
+            except FileExistsError:
+                continue
+        return run_id, prepare_folder(config, run_id)
+    raise UserError(f"{base} has no free folder for {named}")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """UserError instead of OSError while the run folder is made or prepared."""
+    try:
+        yield
     except OSError as error:
         raise UserError(
-            f"cannot make the run folder {folder}: {error.strerror}. Choose another with folder=PATH."
+            f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with folder=PATH."
         ) from None
-    return folder
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process: one learner writes to it, whatever Redis it uses.
+
+    Raises:
+        UserError: another living process has it.
+    """
+    import fcntl
+
+    with writing(folder):
+        lock = (folder / "lock").open("a+")
+    with lock:
+        try:
+            # flock ends with its holder, so a crash cannot leave the folder locked.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(
+                f"the run folder {folder} is in use by another learner ({lock.read().strip() or 'just starting'}). "
+                "Stop that first, or choose another --run name."
+            ) from None
+        except OSError:
+            log.warning("%s is on a file system without locks; make sure that it has only one learner", folder)
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        yield
 
 
 def create_run(config: RunConfig, run_id: str, spec: EnvSpec) -> Run:
     """Make a new run in its folder, with a tag of its own."""
     run = Run(run_id, secrets.token_hex(16), prepare_folder(config, run_id), config, spec)
     make_folders(run)
-    (run.folder / "config.yaml").write_text(to_yaml(config))
-    run.save()
+    with writing(run.folder):
+        (run.folder / "config.yaml").write_text(to_yaml(config))
+        run.save()
     return run
+
+
+def check_run_folder(folder: Path) -> None:
+    """UserError unless this is the folder of a run."""
+    if not (folder / "run.json").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no run.json. Give the folder that `clawq up` printed.")
 
 
 def open_run(folder: Path, config: RunConfig | None) -> Run:
     """The run of an existing folder, with its own configuration or (if given) a changed one."""
+    check_run_folder(folder)
     try:
         raw: dict[str, Any] = json.loads((folder / "run.json").read_text())
         spec = EnvSpec.from_json(raw["spec"])
         kept = RunConfig.model_validate(raw["config"])
         run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec)
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} is not a run folder: it has no run.json. Give the folder that `clawq up` printed."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointInvalid(f"{folder / 'run.json'} cannot be read: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ClawqError) as error:
+        raise CheckpointInvalid(f"{folder / 'run.json'} cannot be used: {error}") from error
+    check_run_id(run.id)
     make_folders(run)
     return run
 
 
 def make_folders(run: Run) -> None:
     """The folders inside a run folder."""
-    for folder in (run.checkpoints, run.logs, run.weights):
-        folder.mkdir(exist_ok=True)
+    with writing(run.folder):
+        for folder in (run.checkpoints, run.logs, run.weights):
+            folder.mkdir(exist_ok=True)
 
 
 def check_run_id(run_id: str) -> None:
     """UserError unless the name can be a folder and a queue name."""
-    if not RUN_ID.match(run_id):
+    if not RUN_ID.fullmatch(run_id):
         raise UserError(
             f"run name {run_id!r} cannot be used: lower-case letters, digits, '.', '_' and '-' only, at most 80, "
             "beginning with a letter or digit"

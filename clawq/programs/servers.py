@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from clawq.config import Redis
-from clawq.errors import UserError
+from clawq.errors import StoreUnavailable, UserError
 from clawq.state import ServerState, named_urls, resolve_urls, state_dir
 from clawq.transport.server import EmbeddedRedis
 
@@ -36,10 +36,13 @@ class Servers:
         return {"CLAWQ_BROKER_URL": self.broker_url, "CLAWQ_DATA_URL": self.data_url}
 
     def check(self) -> None:
-        """UserError if an embedded server has ended by itself."""
+        """StoreUnavailable if an embedded server has ended by itself."""
         for process in self.embedded.processes if self.embedded is not None else ():
             if process.poll() is not None:
-                raise UserError(f"an embedded Redis server ended by itself (status {process.returncode})")
+                raise StoreUnavailable(
+                    f"an embedded Redis server ended by itself (status {process.returncode}); what it held is gone. "
+                    "The run ends with its last checkpoint; go on from there with --resume and its run folder."
+                )
 
 
 @contextmanager
@@ -72,5 +75,7 @@ def announce(embedded: EmbeddedRedis, owner: str, say: Callable[[str], None]) ->
     """Write the state file, unless another live process has its servers there."""
     try:
         ServerState.of(embedded.broker_url, embedded.data_url, owner=owner).write()
+    except OSError as error:
+        say(f"this run cannot be announced on this machine ({error}); `clawq status` will not find it")
     except UserError:
         say("another Redis of clawq is announced on this machine; this run's own servers stay private to it")

@@ -33,6 +33,7 @@ from clawq.replay.nstep import gather
 from clawq.replay.rate_limiter import Patience, Unlimited
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
+from clawq.transport.control import Event
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ GAUGE_INTERVAL_S = 1.0
 FAILURES_AT_START = 5
 #: Without a fragment for so long, the run counts as waiting for experience, seconds.
 STARVED_S = 3.0
+#: How long a note stays on the board, seconds.
+NOTE_S = 30.0
+#: Failures of one kind are told at most this often; all are counted.
+TELL_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,9 @@ class Trainer:
         self._shown = Shown()
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         self._stop = threading.Event()
-        self._failures = 0
+        self._failures = {"actor": 0, "evaluation": 0}
+        self._told_s = dict.fromkeys(self._failures, -math.inf)
+        self._note, self._noted_s = "", -math.inf
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="clawq-checkpoint")
         self._saving: deque[Future[None]] = deque()
         self._candidate: Candidate | None = None
@@ -160,8 +167,7 @@ class Trainer:
         try:
             self._patience.blocked("sample")
         except RateLimitTimeout as error:
-            self.parts.link.show({"note": str(error)})
-            log.warning("%s", error)
+            self.note(str(error))
 
     def _now_and_then(self, now_s: float) -> None:
         learner = self.parts.config.learner
@@ -217,29 +223,53 @@ class Trainer:
         for event in self.parts.link.take_events():
             if event.kind == "evaluation":
                 self.take_evaluation(event.facts)
-            elif event.kind == "stop_wanted":
-                self._stop.set()
-            elif event.kind == "actor_failed":
-                self._note_failure(event.facts)
+            else:
+                self.take_event(event, self._stop)
 
-    def _note_failure(self, facts: Mapping[str, Any]) -> None:
-        """Show why an actor failed; if none has ever worked, end with its words instead of waiting for ever."""
-        self._failures += 1
-        error = str(facts.get("error", ""))
-        self.parts.link.show({"note": f"actor on {facts.get('worker')}: {error.splitlines()[0] if error else '?'}"})
-        if self.parts.intake.fragments == 0 and self._failures >= FAILURES_AT_START:
-            raise ActorFailed(f"no actor could start; {self._failures} tries failed. The last one: {error}")
+    def take_event(self, event: Event, stop: threading.Event) -> None:
+        """What an event other than an evaluation means at any time; `stop` is set if somebody wants that."""
+        if event.kind == "stop_wanted":
+            stop.set()
+        elif event.kind == "actor_failed":
+            self._note_failure("actor", event.facts)
+        elif event.kind == "evaluation_failed" and event.facts.get("reason") != "superseded":
+            self._note_failure("evaluation", event.facts)
+
+    def _note_failure(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Tell why something failed; if no actor has ever worked, end with its words instead of waiting for ever."""
+        self._failures[what] += 1
+        count, error = self._failures[what], str(facts.get("error") or "it gave no reason")
+        now_s = time.monotonic()
+        if now_s - self._told_s[what] >= TELL_INTERVAL_S:
+            self._told_s[what] = now_s
+            where = f" on {facts['worker']}" if facts.get("worker") else ""
+            times = f" ({count} failures so far)" if count > 1 else ""
+            self.note(f"an {what}{where} failed{times}: {error.splitlines()[0]}")
+        if what == "actor" and self.parts.intake.fragments == 0 and count >= FAILURES_AT_START:
+            raise ActorFailed(f"no actor could start; {count} tries failed. The last one: {error}")
+
+    def note(self, text: str) -> None:
+        """Tell people something: in the log, and on the board for a while."""
+        log.warning("%s", text)
+        self._note, self._noted_s = text.splitlines()[0] if text else "", time.monotonic()
+        self.parts.link.show({"note": self._note})
 
     def take_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An evaluation is done: show it, keep the best, end the run if it is good enough."""
         names = ("mean_return", "std_return", "success", "mean_length", "version")
-        numbers = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
+        try:
+            numbers = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
+        except (TypeError, ValueError):
+            numbers = {}
+        if not {"eval/mean_return", "eval/version"} <= numbers.keys():
+            self.note("an evaluation that cannot be understood was left out; has that worker another version of clawq?")
+            return
         self._shown.evaluation = numbers
         mean_return, success = numbers["eval/mean_return"], numbers.get("eval/success")
         self.parts.budget.scored(mean_return, success)
         if mean_return > self.best_return:
             self.best_return = mean_return
-            self._keep_candidate(int(facts["version"]), mean_return)
+            self._keep_candidate(int(numbers["eval/version"]), mean_return)
         self._report(self.parts.intake.env_steps, self.parts.budget.used_s(time.monotonic()), numbers)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -303,8 +333,7 @@ class Trainer:
         while self._saving and self._saving[0].done():
             error = self._saving.popleft().exception()
             if isinstance(error, CheckpointNotWritten):
-                log.warning("%s", error)
-                self.parts.link.show({"note": str(error)})
+                self.note(str(error))
                 self.parts.link.notify("checkpoint_failed", error=str(error))
             elif error is not None:
                 raise error
@@ -318,8 +347,8 @@ class Trainer:
     def gauge(self, now_s: float) -> None:
         """Send the run's numbers to the board and to the writers."""
         numbers = self.numbers(now_s)
-        note = self.parts.link.trouble
-        self.parts.link.show({**numbers, "stage": self.stage, "note": note or ""})
+        recent = self._note if now_s - self._noted_s < NOTE_S else ""
+        self.parts.link.show({**numbers, "stage": self.stage, "note": self.parts.link.trouble or recent})
         self._report(self.parts.intake.env_steps, self.parts.budget.used_s(now_s), numbers)
 
     def numbers(self, now_s: float) -> dict[str, float]:
@@ -342,6 +371,8 @@ class Trainer:
             "gap_fragments": counts.gap_fragments,
             "produced_steps": counts.produced_steps,
             "non_finite_updates": parts.updater.skipped,
+            "actor_failures": self._failures["actor"],
+            "evaluation_failures": self._failures["evaluation"],
         }
         left_s = parts.budget.left_s(now_s)
         if left_s is not None:
