@@ -68,11 +68,13 @@ class FragmentMeta:
         weights_version: the one version under which all T steps were taken.
         steps: T.
         envs: N.
-        produced: cumulative env steps (T·N, valid or not) packed into fragments by this epoch, this one included.
-        dropped: cumulative env steps dropped by this epoch's outbox, by reason.
+        produced: cumulative env steps (T·N, valid or not) packed into fragments by this actor, this one included.
+        dropped: cumulative env steps dropped by this actor's outbox, by reason.
         episodes: the episodes that ended in this fragment.
         voided: rows sent earlier that are void.
         created_ms: wall clock of the host, milliseconds; for people only.
+        life: the first epoch of the actor that made it, over which `produced` and `dropped` count; 0 = this epoch. An
+            actor takes a new epoch when its stream went away, and what was lost with it must still show.
     """
 
     run: str
@@ -90,6 +92,7 @@ class FragmentMeta:
     episodes: tuple[EpisodeSummary, ...] = ()
     voided: tuple[Voided, ...] = ()
     created_ms: int = 0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,5 +127,5 @@ class Fragment:
 
     @property
     def boundary(self) -> BoolArray:
-        """terminated | truncated, bool [T, N]."""
+        """Where an episode ended (terminated | truncated), bool [T, N]."""
         return self.terminated | self.truncated

@@ -6,8 +6,8 @@ full it waits with growing pauses (logged once) and retries the same fragment un
 past it. When the stream refuses an id, or the claim is gone and free, it takes a new epoch and goes on with the same
 fragment as number 1; when somebody else holds the slot, it ends with `claim_lost`.
 
-Guarantees: fragments go out in order, once per epoch; the header of each says exactly how many env steps this epoch
-packed and dropped up to it. Not done here: nothing is written to disk; what waits when the process dies is lost, at
+Guarantees: fragments go out in order, once per epoch; the header of each says exactly how many env steps this actor
+packed and dropped up to it, over all its epochs (so that what went away with a stream shows as missing). Not done here: nothing is written to disk; what waits when the process dies is lost, at
 most the outbox, the fragment in flight and the one being built.
 """
 
@@ -244,16 +244,12 @@ class View:
 
 
 class _Books:
-    """Turns an actor's running numbers into those of the epoch under which it sends."""
+    """Turns an actor's running numbers into those of the epoch under which it sends; sums go on over its life."""
 
     def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._index = 0
-        self._first_index = 1
+        self._epoch = self._life = epoch
+        self._index = self._first_index = 1
         self._dropped: Counter[str] = Counter()
-        self._reported_produced = self._base_produced = 0
-        self._reported_dropped: Counter[str] = Counter()
-        self._base_dropped: Counter[str] = Counter()
 
     def open(self, parcel: Parcel) -> None:
         """That parcel is sent next."""
@@ -261,24 +257,21 @@ class _Books:
         self._dropped += parcel.dropped
 
     def sent(self, fragment: Fragment) -> None:
-        """It arrived: what its header said is reported."""
-        self._reported_produced = fragment.meta.produced
-        self._reported_dropped = Counter(self._dropped)
-        self._index += 1
+        """It arrived: a new epoch would begin after it."""
+        self._index = fragment.meta.seq + 1
 
     def new_epoch(self, epoch: int) -> None:
-        """From the next fragment on (or the one in flight) numbers begin at 1, and counters after what was reported."""
+        """From the next fragment on (or the one in flight) numbers begin at 1."""
         self._epoch, self._first_index = epoch, self._index
-        self._base_produced, self._base_dropped = self._reported_produced, Counter(self._reported_dropped)
 
     def stamp(self, fragment: Fragment) -> Fragment:
         meta = replace(
             fragment.meta,
             epoch=self._epoch,
             seq=self._seq(fragment.meta.seq),
-            produced=fragment.meta.produced - self._base_produced,
-            dropped=dict(self._dropped - self._base_dropped),
+            dropped=dict(self._dropped),
             voided=tuple(self._renumbered(notice) for notice in fragment.meta.voided),
+            life=self._life,
         )
         return replace(fragment, meta=meta)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from clawq.types import FragmentMeta
 
-#: Epochs remembered for one slot. An entry of an epoch older than all of these is taken for a repetition.
+#: Epochs (and actors' lives) remembered for one slot. An entry of an epoch older than all of these is taken for a repetition.
 KEPT_EPOCHS = 16
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
@@ -116,9 +116,10 @@ class Ledger:
         self.counts = Counts(**state.get("counts", {}))
         self.counts.rejected = dict(self.counts.rejected)
         self.counts.dropped_steps = dict(self.counts.dropped_steps)
-        #: (slot, epoch) -> the newest header's cumulative `produced` and `dropped`.
-        self._produced: dict[tuple[str, int], int] = {(s, e): n for s, e, n in state.get("produced", [])}
-        self._dropped: dict[tuple[str, int], dict[str, int]] = {(s, e): dict(d) for s, e, d in state.get("dropped", [])}
+        #: Slot -> life of an actor -> the newest header's cumulative `produced` and `dropped`.
+        self._told: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
+        for slot, life, produced, dropped in state.get("told", []):
+            self._told.setdefault(slot, {})[life] = (produced, dict(dropped))
 
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
@@ -128,9 +129,7 @@ class Ledger:
             counts.duplicates += 1
             return
         counts.gap_fragments += settled.seq - self.marks.last(slot, settled.epoch) - 1
-        for old in self.marks.advance(slot, settled.epoch, settled.seq):
-            self._produced.pop((slot, old), None)
-            self._dropped.pop((slot, old), None)
+        self.marks.advance(slot, settled.epoch, settled.seq)
         self.cursors[slot] = f"{settled.epoch}-{settled.seq}"
         steps = settled.meta.steps * settled.meta.envs if settled.meta else 0
         if settled.outcome == "committed":
@@ -140,12 +139,13 @@ class Ledger:
             _add(counts.rejected, settled.outcome, 1)
             counts.refused_steps += steps
         if settled.meta is not None:
-            self._count_steps((slot, settled.epoch), settled.meta, steps)
+            self._count_steps(slot, settled.meta, steps)
 
-    def _count_steps(self, key: tuple[str, int], meta: FragmentMeta, steps: int) -> None:
-        """Add what the actor's cumulative counters grew by since its last header."""
-        produced = max(0, meta.produced - self._produced.get(key, 0))
-        before, dropped = self._dropped.get(key, {}), 0
+    def _count_steps(self, slot: str, meta: FragmentMeta, steps: int) -> None:
+        """Add what the actor's cumulative counters grew by since its last header, which may be of an older epoch."""
+        lives, life = self._told.setdefault(slot, {}), meta.life or meta.epoch
+        produced_before, before = lives.get(life, (0, {}))
+        produced, dropped = max(0, meta.produced - produced_before), 0
         for reason, total in meta.dropped.items():
             grown = max(0, total - before.get(reason, 0))
             _add(self.counts.dropped_steps, reason, grown)
@@ -153,9 +153,9 @@ class Ledger:
         self.counts.produced_steps += produced
         # An actor may tell of drops before the fragments around them: what is missing never counts twice.
         self.counts.unaccounted_steps += produced - dropped - steps
-        self._produced[key] = meta.produced
-        if meta.dropped:
-            self._dropped[key] = dict(meta.dropped)
+        lives[life] = (meta.produced, dict(meta.dropped) or before)
+        for old in sorted(lives)[:-KEPT_EPOCHS]:
+            del lives[old]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as dicts, lists, strings and integers; a copy."""
@@ -165,8 +165,7 @@ class Ledger:
             "marks": self.marks.state(),
             "cursors": dict(self.cursors),
             "counts": counts,
-            "produced": [[slot, epoch, n] for (slot, epoch), n in self._produced.items()],
-            "dropped": [[slot, epoch, dict(d)] for (slot, epoch), d in self._dropped.items()],
+            "told": [[slot, life, n, dict(d)] for slot, lives in self._told.items() for life, (n, d) in lives.items()],
         }
 
     def check_valid(self) -> tuple[bool, str]:

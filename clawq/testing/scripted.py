@@ -94,13 +94,14 @@ class CountingEnv:
 
 
 class ScriptedSink:
-    """A stream in memory that fails on order: `faults` are raised by the next sends, one each."""
+    """A stream in memory that fails on order: the next sends raise `faults`, the next polls `poll_faults`, one each."""
 
     def __init__(self, epoch: int = 1, log: list[tuple[int, int, bytes]] | None = None) -> None:
         self.epoch = epoch
         self.log = log if log is not None else []
         self.control: Control | None = Control(head=1, stop=False, window_bytes=1_000_000, config_epoch=0)
         self.faults: list[ClawqError] = []
+        self.poll_faults: list[ClawqError] = []
         self.unread = 0
         self.closed = 0
         self.arrived = threading.Condition()
@@ -115,7 +116,9 @@ class ScriptedSink:
         return self.control
 
     def poll(self) -> Control | None:
-        """The control record that was set."""
+        """The control record that was set, or the next fault."""
+        if self.poll_faults:
+            raise self.poll_faults.pop(0)
         return self.control
 
     def unread_bytes(self) -> int:

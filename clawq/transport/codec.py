@@ -148,7 +148,7 @@ def _columns_of(fragment: Fragment) -> list[tuple[str, Array]]:
 
 def _check_meta(meta: FragmentMeta) -> None:
     """Raise CorruptFragment unless the numbers make sense by themselves."""
-    counts = (meta.epoch, meta.seq, meta.seed, meta.weights_version, meta.produced, meta.created_ms)
+    counts = (meta.epoch, meta.seq, meta.seed, meta.weights_version, meta.produced, meta.created_ms, meta.life)
     if min(counts) < 0 or max(counts) > _LARGEST_INT or min(meta.dropped.values(), default=0) < 0:
         raise CorruptFragment("a number in the header is out of range")
     if not (0 < meta.steps <= MAX_FRAGMENT_BYTES and 0 < meta.envs <= MAX_FRAGMENT_BYTES):

@@ -132,9 +132,19 @@ def test_a_refused_id_begins_a_new_epoch_with_the_same_fragment(desk: Desk, faul
     desk.first.faults = [fault]
     desk.put(2)
     assert desk.sender.drain(5.0)
-    # Counters of the new epoch begin after what the old one had reported.
-    assert desk.arrived() == [(1, 1, 6), (1, 2, 12), (2, 1, 6), (2, 2, 12)]
+    # Numbers begin anew, sums go on: whatever went away with the stream of epoch 1 is missing in them.
+    assert desk.arrived() == [(1, 1, 6), (1, 2, 12), (2, 1, 18), (2, 2, 24)]
+    assert {meta.life for meta in desk.metas.values()} == {1}
     assert desk.first.closed == 1
+
+
+def test_an_epoch_that_begins_before_anything_was_sent_begins_with_number_1(desk: Desk) -> None:
+    desk.first.poll_faults = [StreamRejected("lapsed")]
+    desk.sender.start()
+    desk.until(lambda: desk.first.closed == 1)
+    desk.put(2)
+    assert desk.sender.drain(5.0)
+    assert desk.arrived() == [(2, 1, 6), (2, 2, 12)]
 
 
 def test_voided_rows_are_named_by_the_numbers_of_the_epoch(desk: Desk) -> None:
@@ -181,7 +191,7 @@ def test_it_holds_back_while_the_learner_has_too_much_unread(desk: Desk) -> None
     assert desk.first.wait_for(2)
 
 
-def test_headers_count_drops_of_their_epoch_exactly() -> None:
+def test_headers_count_drops_exactly() -> None:
     desk = Desk("drop_oldest", capacity=2)
     desk.put(5)
     desk.sender.start()

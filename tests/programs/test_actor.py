@@ -163,9 +163,7 @@ def test_leases_bring_fragments_and_the_second_one_goes_on_where_the_first_ended
     assert [meta.seq for meta in metas] == list(range(1, len(metas) + 1))
     assert len({meta.epoch for meta in metas}) == 1
     assert metas[-1].produced == total
-    assert {(m.run, m.worker, m.slot, m.env) for m in metas} == {
-        (run.keys.tag, "host/w", "host-w-0", SPEC.fingerprint)
-    }
+    assert {(m.run, m.worker, m.slot, m.env) for m in metas} == {(run.keys.tag, "host/w", "host-w-0", SPEC.fingerprint)}
     assert actor.phases[:3] == ["start", "start", "reset"] or actor.phases[:2] == ["start", "reset"]
     assert "step" in actor.phases
 
@@ -234,8 +232,10 @@ def test_C20_an_actor_acts_exactly_as_the_published_bytes_of_the_version_that_it
     for version in (2, 3, 4):
         published[version] = run.publish(version, updates=version, seed=version)
         eventually(
-            lambda: {(slot, version) for slot in actors}  # noqa: B023
-            <= {(f.meta.slot, f.meta.weights_version) for f in run.fragments()},
+            lambda: (
+                {(slot, version) for slot in actors}  # noqa: B023
+                <= {(f.meta.slot, f.meta.weights_version) for f in run.fragments()}
+            ),
             f"both actors under version {version}",
             30,
         )
@@ -398,7 +398,10 @@ def test_an_actor_outlives_a_data_redis_that_comes_back_empty(
     assert next(f.meta.seq for f in again.seen if f.meta.epoch > epoch) == 1
     eventually(lambda: again.fragments()[-1].meta.weights_version == 2, "fragments under the new weights", 25)
     actor.tell(op="end")
-    actor.next("done")
+    made = actor.next("done")["report"]["env_steps"]
+    # And its last header speaks of all that it ever made, so that what was lost with the old server shows as missing.
+    eventually(lambda: again.fragments()[-1].meta.produced == made, "the last fragment")
+    assert again.seen[-1].meta.life == epoch
 
 
 def test_started_by_hand_it_says_who_starts_actors() -> None:

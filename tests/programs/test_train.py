@@ -118,9 +118,7 @@ class Desk:
     def train(self, trainer: Trainer, entries: int, updates: int = 0) -> None:
         """Until so many entries are settled and so many updates made."""
         parts = trainer.parts
-        trainer.train(
-            Until(lambda: parts.consumer.counts.entries >= entries and parts.updater.updates >= updates)
-        )
+        trainer.train(Until(lambda: parts.consumer.counts.entries >= entries and parts.updater.updates >= updates))
         assert parts.consumer.counts.entries == entries
 
     def abandon(self, trainer: Trainer) -> None:

@@ -53,6 +53,22 @@ def test_gaps_drops_and_refusals_add_up() -> None:
     assert ledger.cursors == {"s": "1-6"}
 
 
+def test_what_went_away_with_a_stream_is_unaccounted_for_when_its_actor_goes_on_under_a_new_epoch() -> None:
+    ledger = Ledger()
+    settle(ledger, 1, meta=replace(meta_of(1), life=1))
+    # Fragments 2 and 3 of epoch 1 had arrived, then Redis came back empty. The actor's next one is number 1 of epoch 2.
+    ledger = Ledger(ledger.state_dict())
+    ledger.settle("s", Settled(2, 1, "committed", replace(meta_of(1, produced=24, epoch=2), life=1)))
+    assert_valid(ledger)
+    assert (ledger.counts.produced_steps, ledger.counts.unaccounted_steps) == (24, 12)
+    # Another actor in the slot counts from the beginning, and only so many lives are remembered.
+    for epoch in range(3, 3 + 2 * KEPT_EPOCHS):
+        ledger.settle("s", Settled(epoch, 1, "committed", meta_of(1, epoch=epoch)))
+    assert_valid(ledger)
+    assert ledger.counts.unaccounted_steps == 12
+    assert len(ledger.state_dict()["told"]) == KEPT_EPOCHS
+
+
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 12), st.sampled_from(["committed", "stale", "corrupt"]))))
 @settings(max_examples=100, deadline=None)
 def test_a_ledger_saved_and_loaded_at_any_point_ends_the_same(entries: list[tuple[int, int, str]]) -> None:
