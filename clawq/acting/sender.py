@@ -7,8 +7,9 @@ past it. When the stream refuses an id, or the claim is gone and free, it takes 
 fragment as number 1; when somebody else holds the slot, it ends with `claim_lost`.
 
 Guarantees: fragments go out in order, once per epoch; the header of each says exactly how many env steps this actor
-packed and dropped up to it, over all its epochs (so that what went away with a stream shows as missing). Not done here: nothing is written to disk; what waits when the process dies is lost, at
-most the outbox, the fragment in flight and the one being built.
+packed and dropped up to it, over all its epochs, so that what went away with a stream shows as missing. Not done here:
+nothing is written to disk; what waits when the process dies is lost, at most the outbox, the fragment in flight and the
+one being built.
 """
 
 import logging

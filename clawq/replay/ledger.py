@@ -17,7 +17,8 @@ from typing import Any
 
 from clawq.types import FragmentMeta
 
-#: Epochs (and actors' lives) remembered for one slot. An entry of an epoch older than all of these is taken for a repetition.
+#: Epochs, and lives of actors, remembered for one slot. An entry of an epoch older than all of these is taken for a
+#: repetition.
 KEPT_EPOCHS = 16
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16

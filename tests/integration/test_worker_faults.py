@@ -60,12 +60,12 @@ def test_C14_a_killed_actor_and_a_killed_pool_child_cost_a_slot_only_for_a_while
         seen: dict[int, Fragment] = {}
         for entry_id, fields in data.xrange(run.keys.stream(slot)):
             fragment = decode(fields[PAYLOAD_FIELD])
-            meta, before = fragment.meta, seen.get(fragment.meta.epoch)
+            meta, last = fragment.meta, seen.get(fragment.meta.epoch)
             assert entry_id.decode() == f"{meta.epoch}-{meta.seq}"
-            assert meta.seq == (before.meta.seq + 1 if before else 1)
-            assert meta.produced == meta.steps * meta.envs + (before.meta.produced if before else 0)
+            assert meta.seq == (last.meta.seq + 1 if last else 1)
+            assert meta.produced == meta.steps * meta.envs + (last.meta.produced if last else 0)
             for key, rows in fragment.obs.items():
-                np.testing.assert_array_equal(rows[0], before.obs[key][-1] if before else rows[0])
+                np.testing.assert_array_equal(rows[0], last.obs[key][-1] if last else rows[0])
             seen[meta.epoch] = fragment
         assert len({one.meta.seed for one in seen.values()}) == len(seen) == 3, "each actor acted on its own"
 

@@ -196,7 +196,7 @@ def test_C19_once_published_a_constant_action_is_what_the_next_fragments_hold_un
     actor.lease(run.described(), 30.0)
     eventually(lambda: run.fragments(), "fragments under version 1", 20)
     # Given weights 2 and 3, under which every observation leads to one action, another for each
-    bias = {2: np.arctanh(np.float32([0.25, -0.5])), 3: np.arctanh(np.float32([-0.75, 0.125]))}
+    bias = {2: np.arctanh(np.array([0.25, -0.5], np.float32)), 3: np.arctanh(np.array([-0.75, 0.125], np.float32))}
     for version, last_bias in bias.items():
         algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", 0)
         arrays = {name: np.zeros_like(tensor.numpy()) for name, tensor in algorithm.weights().items()}
