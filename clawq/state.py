@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from clawq.config import Redis
 
 
+#: What stands for a password in a URL that is shown.
+HIDDEN = "***"
+
+
 def state_dir(env: Mapping[str, str] | None = None) -> Path:
     """CLAWQ_STATE_DIR, else XDG_STATE_HOME/clawq, else ~/.local/state/clawq. It need not exist."""
     env = os.environ if env is None else env
@@ -108,10 +112,18 @@ class ServerState:
 def named_urls(redis: "Redis | None" = None, env: Mapping[str, str] | None = None) -> tuple[str, str] | None:
     """(broker_url, data_url) from the configuration, else from CLAWQ_BROKER_URL and CLAWQ_DATA_URL.
 
-    A place that names only one of the two means it for both. None: neither place names any.
+    A place that names only one of the two means it for both. None: neither place names any. URLs from a run folder,
+    where passwords are not kept, give way to the environment; UserError if that names none.
     """
     env = os.environ if env is None else env
     configured = (redis.broker_url, redis.data_url) if redis is not None else (None, None)
+    if any(HIDDEN in url for url in configured if url):
+        if not (env.get("CLAWQ_BROKER_URL") or env.get("CLAWQ_DATA_URL")):
+            raise UserError(
+                "this run's Redis has a password, which a run folder does not keep; set CLAWQ_BROKER_URL and "
+                "CLAWQ_DATA_URL to the whole URLs"
+            )
+        configured = (None, None)
     for broker, data in (configured, (env.get("CLAWQ_BROKER_URL"), env.get("CLAWQ_DATA_URL"))):
         if broker or data:
             return broker or data or "", data or broker or ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from clawq.control.settings import HostSettings
 from clawq.errors import UserError
+from clawq.transport.client import connect
 
 POOLS = ("threads", "prefork", "solo")
 
@@ -59,6 +60,7 @@ def start_worker(
 
     Raises:
         UserError: no Redis is known, or the pool cannot work here.
+        StoreUnfit: a URL is none of Redis.
     """
     chosen = check_pool(pool or default_pool()[0])
     # The app reads its host's environment when it is imported, as under a bare `celery worker`.
@@ -68,7 +70,9 @@ def start_worker(
     if runs:
         os.environ["CLAWQ_RUNS"] = ",".join(runs)
     settings = HostSettings.from_host()
-    settings.require_urls()
+    for url in settings.require_urls():
+        # Nothing is sent; a URL that cannot be one is told here, not by a traceback of Celery's.
+        connect(url).close()
     from clawq.control.app import app
 
     worker = app.Worker(

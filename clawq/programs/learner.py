@@ -30,7 +30,7 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link, Wires
-from clawq.programs.run import Run
+from clawq.programs.run import Run, writing
 from clawq.programs.session import Session
 from clawq.programs.train import Parts, Trainer
 from clawq.programs.updater import Updater
@@ -100,6 +100,11 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
     session.state = "failed"
     with ExitStack() as stack:
         trainer, writers = build(session, device, resume, say)
+        if resume:
+            # The state fits the configuration that was given: it is the run's own from now on.
+            with writing(session.run.folder):
+                session.run.save_config()
+                session.run.save()
         stack.callback(writers.close)
         stack.callback(trainer.close)
         stack.callback(trainer.parts.link.stop, END_S)
@@ -180,6 +185,7 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
     identity = {"format": 1, "run": run.id, "tag": run.tag, "env": run.spec.fingerprint}
     trainer = Trainer(parts, identity, writers.write)
     versions.trainer = trainer
+    trainer.version = publisher.head()
     if state is not None:
         trainer.load_state_dict(state, publisher.head())
         refill(ring, reader.read_back(state["consumer"]["cursors"]), examiner)

@@ -30,6 +30,7 @@ from clawq.config import RunConfig
 from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.specs import EnvSpec
+from clawq.transport.client import redact
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +78,21 @@ class Run:
                 "id": self.id,
                 "tag": self.tag,
                 "pid": os.getpid(),
-                "config": self.config.model_dump(mode="json"),
+                "config": without_secrets(self.config).model_dump(mode="json"),
                 "spec": self.spec.to_json(),
             },
         )
+
+    def save_config(self) -> None:
+        """Write config.yaml, the resolved configuration."""
+        write_text(self.folder / "config.yaml", to_yaml(without_secrets(self.config)))
+
+
+def without_secrets(config: RunConfig) -> RunConfig:
+    """The configuration with the passwords in its Redis URLs as `***`: a run folder is shown around."""
+    named = {"broker_url": config.redis.broker_url, "data_url": config.redis.data_url}
+    hidden = {name: url and redact(url) for name, url in named.items()}
+    return config.model_copy(update={"redis": config.redis.model_copy(update=hidden)})
 
 
 def new_run_id(config: RunConfig, now_s: float) -> str:
@@ -166,7 +178,7 @@ def create_run(config: RunConfig, run_id: str, spec: EnvSpec) -> Run:
     run = Run(run_id, secrets.token_hex(16), prepare_folder(config, run_id), config, spec)
     make_folders(run)
     with writing(run.folder):
-        (run.folder / "config.yaml").write_text(to_yaml(config))
+        run.save_config()
         run.save()
     return run
 
@@ -210,6 +222,15 @@ def check_run_id(run_id: str) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for any text."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

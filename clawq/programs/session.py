@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clawq.errors import ClaimHeld, TransportError, UserError
 from clawq.programs.keeper import Keeper
-from clawq.programs.run import Run
+from clawq.programs.run import Run, without_secrets
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
 from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import check_server, connect
 from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry, end_run
 from clawq.transport.keys import RunKeys
+from clawq.transport.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
     record = RunRecord(
         run_id=run.id,
         tag=run.tag,
-        config=run.config.model_dump(mode="json"),
+        config=without_secrets(run.config).model_dump(mode="json"),
         spec=run.spec.to_json(),
         state="running",
         created_ms=int(time.time() * 1000),
@@ -97,6 +100,18 @@ def check_name_is_free(run: Run, registry: RunRegistry, data: Any) -> None:
         raise UserError(
             f"the name {run.id} is taken on this Redis by another run ({holder}). Choose another one with --run NAME"
         )
+
+
+def invite_actors(session: Session) -> None:
+    """Let actors of a new run begin before its learner has loaded torch: under version 1 they explore at random.
+
+    The version holds nothing to load (`updates` is 0); the learner's first own weights follow as version 2.
+    """
+    ControlRecord(session.data, session.keys, session.claim).write(
+        stop=False, window_bytes=session.run.config.redis.window_bytes, config_epoch=1
+    )
+    publisher = WeightsPublisher(session.data, session.keys, session.claim)
+    publisher.publish({"nothing": np.zeros(1, np.float32)}, 1, updates=0)
 
 
 def close_session(session: Session) -> None:

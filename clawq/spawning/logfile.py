@@ -19,11 +19,15 @@ class LogFile:
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path = path
         self._limit_bytes = limit_bytes
+        #: Where the newest child's own lines begin.
+        self._begin = 0
 
     def open(self) -> int:
         """A file descriptor for the child's stdout and stderr; the caller closes it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        log_fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._begin = os.fstat(log_fd).st_size
+        return log_fd
 
     def trim(self) -> None:
         """Bring the file under its bound if it is over it. Cheap when there is nothing to do."""
@@ -32,12 +36,13 @@ class LogFile:
                 return
             self.path.with_name(self.path.name + ".1").write_bytes(self._read_tail(_TAIL_BYTES))
             os.truncate(self.path, 0)
+            self._begin = 0
         except OSError:
             # A full or vanished disk must not stop the actor; the next trim tries again.
             return
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines, for error messages; empty if there is no log."""
+        """The last lines of the newest child, for error messages; empty if there are none."""
         try:
             return "\n".join(self._read_tail(8192).decode(errors="replace").splitlines()[-lines:])
         except OSError:
@@ -45,7 +50,9 @@ class LogFile:
 
     def _read_tail(self, size: int) -> bytes:
         with self.path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            end = file.seek(0, os.SEEK_END)
+            # Shorter than where we began: somebody else has emptied it.
+            file.seek(max(self._begin if self._begin <= end else 0, end - size))
             return file.read()
 
 
