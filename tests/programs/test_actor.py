@@ -191,11 +191,13 @@ def test_trained_weights_are_taken_over_between_fragments(
 def test_C19_once_published_a_constant_action_is_what_the_next_fragments_hold_under_its_version(
     data_client: redis.Redis, run_keys: RunKeys, actor: ActorUnderTest, eventually: Eventually
 ) -> None:
-    run = Run(data_client, run_keys, exploration={"noise_min": 0.0, "noise_max": 0.0})
+    # Given fragments that are long enough for weights to come in the middle of one
+    noise = {"noise_min": 0.0, "noise_max": 0.0}
+    run = Run(data_client, run_keys, exploration=noise, actors={"fragment_s": 0.4})
     run.begin()
-    actor.lease(run.described(), 30.0)
+    actor.lease(run.described(), 60.0)
     eventually(lambda: run.fragments(), "fragments under version 1", 20)
-    # Given weights 2 and 3, under which every observation leads to one action, another for each
+    # And weights 2 and 3, under which every observation leads to one action, another for each
     bias = {2: np.arctanh(np.array([0.25, -0.5], np.float32)), 3: np.arctanh(np.array([-0.75, 0.125], np.float32))}
     for version, last_bias in bias.items():
         algorithm = td3.make_algorithm(SPEC, td3.Options.model_validate(ALGORITHM["options"]), "cpu", 0)
