@@ -207,11 +207,12 @@ class Versions:
         return 0 if self.trainer is None else self.trainer.version
 
 
-def restore(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -> Mapping[str, Any]:
-    """The state of the newest checkpoint that can be read; says which ones could not."""
+def restore(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -> Mapping[str, Any] | None:
+    """The state of the newest checkpoint that can be read; says which ones could not. None if there is none yet."""
     loaded = checkpoints.load_latest()
     if loaded is None:
-        raise UserError(f"{run.folder} has no checkpoint to go on from; start a new run instead")
+        say(f"{run.id} was stopped before its first checkpoint; it begins anew")
+        return None
     for path, why in loaded.skipped:
         say(f"checkpoint {path.name} cannot be used ({why}); taking the one before it")
     state: Mapping[str, Any] = loaded.state

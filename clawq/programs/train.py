@@ -49,6 +49,8 @@ FAILURES_AT_START = 5
 STARVED_S = 3.0
 #: How long a note stays on the board, seconds.
 NOTE_S = 30.0
+#: A run without a worker says so after this time, and again now and then, seconds.
+LONELY_S, LONELY_INTERVAL_S = 5.0, 60.0
 #: Failures of one kind are told at most this often; all are counted.
 TELL_INTERVAL_S = 10.0
 
@@ -111,6 +113,7 @@ class Trainer:
         self._failures = {"actor": 0, "evaluation": 0}
         self._told_s = dict.fromkeys(self._failures, -math.inf)
         self._note, self._noted_s = "", -math.inf
+        self._lonely_s = -math.inf
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="clawq-checkpoint")
         self._saving: deque[Future[None]] = deque()
         self._candidate: Candidate | None = None
@@ -155,12 +158,24 @@ class Trainer:
         parts = self.parts
         if parts.intake.fragments == 0:
             self.stage = "waiting for actors"
+            self._complain_when_lonely(time.monotonic())
         elif parts.limiter.filling:
             self.stage = "filling the ring"
         elif time.monotonic() - self._committed_s > STARVED_S:
             self.stage = "waiting for experience"
             self._complain_when_stuck()
+            self._complain_when_lonely(time.monotonic())
         parts.intake.wait(IDLE_WAIT_S)
+
+    def _complain_when_lonely(self, now_s: float) -> None:
+        """Without a worker nothing will ever come: say what to do about it."""
+        lonely = self.parts.link.figures().get("workers") == 0.0 and now_s - self._committed_s > LONELY_S
+        if lonely and now_s - self._lonely_s > LONELY_INTERVAL_S:
+            self._lonely_s = now_s
+            self.note(
+                "waiting: no worker serves this run; start one with `clawq worker start` on any machine that reaches "
+                "this Redis"
+            )
 
     def _complain_when_stuck(self) -> None:
         """Workers may come and go, so a long wait is no error here; it is told."""
