@@ -6,6 +6,7 @@ place (the child goes on at the new end). A few lines written during the copy ma
 """
 
 import os
+import threading
 from pathlib import Path
 
 #: Size at which a log is trimmed; with the kept tail it is the most that one process leaves on disk.
@@ -19,6 +20,7 @@ class LogFile:
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path = path
         self._limit_bytes = limit_bytes
+        self._trimming = threading.Lock()
         #: Where the newest child's own lines begin.
         self._begin = 0
 
@@ -30,7 +32,11 @@ class LogFile:
         return log_fd
 
     def trim(self) -> None:
-        """Bring the file under its bound if it is over it. Cheap when there is nothing to do."""
+        """Bring the file under its bound if it is over it. Any thread may call it; cheap if there is nothing to do."""
+        with self._trimming:
+            self._trim()
+
+    def _trim(self) -> None:
         try:
             if self.path.stat().st_size <= self._limit_bytes:
                 return

@@ -33,6 +33,8 @@ from clawq.spawning.logfile import LogFile
 TAG_VARIABLE = "CLAWQ_CHILD"
 #: Environment variable with the file descriptor of the control socket.
 CONTROL_FD_VARIABLE = "CLAWQ_CONTROL_FD"
+#: How often the logs of living children are brought under their bounds, seconds.
+TRIM_S = 5.0
 
 
 class Child:
@@ -151,9 +153,14 @@ def kill_tagged(variable: str, value: str) -> int:
 
 
 class Spawner:
-    """Starts children from one long-lived thread."""
+    """Starts children from one long-lived thread, which also keeps their logs under their bounds.
 
-    def __init__(self) -> None:
+    Args:
+        trim_s: how often it looks at the logs.
+    """
+
+    def __init__(self, trim_s: float = TRIM_S) -> None:
+        self._trim_s = trim_s
         self._orders: queue.SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="clawq-spawner", daemon=True).start()
 
@@ -184,13 +191,23 @@ class Spawner:
         return answer.result(timeout=60.0)
 
     def _serve(self) -> None:
+        living: list[Child] = []
+        trimmed_at = time.monotonic()
         while True:
-            order, answer = self._orders.get()
-            try:
-                answer.set_result(order())
-            # Whatever went wrong belongs to the caller; this thread must live on.
-            except BaseException as error:
-                answer.set_exception(error)
+            with contextlib.suppress(queue.Empty):
+                order, answer = self._orders.get(timeout=self._trim_s if living else None)
+                try:
+                    child = order()
+                    living.append(child)
+                    answer.set_result(child)
+                # Whatever went wrong belongs to the caller; this thread must live on.
+                except BaseException as error:
+                    answer.set_exception(error)
+            if time.monotonic() - trimmed_at >= self._trim_s:
+                trimmed_at = time.monotonic()
+                living = [child for child in living if not child.exited()]
+                for child in living:
+                    child.log.trim()
 
 
 def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool, pipes: bool) -> Child:
