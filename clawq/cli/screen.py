@@ -25,7 +25,7 @@ class Screen:
     """Shows snapshots; use it as a context manager.
 
     Args:
-        out: where to write; the live table is used if it is a terminal.
+        out: where to write; the live table is used if it is a terminal that can show it.
         plain_interval_s: least time between two plain lines of the same stage.
         clock: monotonic seconds.
     """
@@ -46,8 +46,11 @@ class Screen:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._out), auto_refresh=False)
-            self._live.start()
+            console = Console(file=self._out)
+            # A terminal that cannot move its cursor (TERM=dumb, editors) gets plain lines, or it would see nothing.
+            if not console.is_dumb_terminal:
+                self._live = Live(console=console, auto_refresh=False)
+                self._live.start()
         return self
 
     def __exit__(

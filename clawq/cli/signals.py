@@ -20,7 +20,9 @@ def stop_on_signals(force: Callable[[], None] = lambda: None) -> threading.Event
             force()
             os._exit(128 + number)
         stop.set()
-        sys.stderr.write("stopping in order; once more to end at once\n")
+        # A learner of `clawq up` is told by that, which has said so.
+        if not os.environ.get("CLAWQ_UP"):
+            sys.stderr.write("stopping in order; once more to end at once\n")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)

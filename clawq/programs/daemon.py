@@ -66,8 +66,11 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
         with open_session(run, servers.broker_url, servers.data_url, spawner) as session:
             if kept is None:
                 invite_actors(session)
+            check_not_stopped(stop)
             from clawq.programs.learner import run_learner
 
+            # That import took seconds.
+            check_not_stopped(stop)
             return run_learner(session, stop, say, resume=kept is not None)
 
 
@@ -77,10 +80,15 @@ def probe(config: RunConfig, spawner: Spawner, log_file: LogFile, stop: threadin
     try:
         answer = run_program(spawner, "clawq.programs.probe", request, log_file, PROBE_S, thread_env(1), stop.is_set)
     except Failure as failure:
-        if stop.is_set():
-            raise Interrupted("stopped before the run began") from None
+        check_not_stopped(stop)
         raise UserError(f"environment {config.environment.name}: {failure}") from None
     return EnvSpec.from_json(answer)
+
+
+def check_not_stopped(stop: threading.Event) -> None:
+    """Interrupted if the end is wanted already."""
+    if stop.is_set():
+        raise Interrupted("stopped before the run began") from None
 
 
 def check_same_spec(run: Run, spec: EnvSpec) -> None:
@@ -101,4 +109,6 @@ def log_to(path: Path) -> None:
     loud = logging.StreamHandler(sys.stdout if os.environ.get("CLAWQ_UP") else sys.stderr)
     loud.setLevel(logging.WARNING)
     loud.setFormatter(logging.Formatter("%(message)s"))
+    # A full disk must not turn every line that cannot be written into a traceback.
+    logging.raiseExceptions = False
     logging.basicConfig(level=level, handlers=[file, loud], force=True)

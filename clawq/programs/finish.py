@@ -7,6 +7,7 @@ learning curve and the animation are made by programs of their own, which may fa
 A run that is stopped early gets a checkpoint and a short report, and can be resumed.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from clawq.cores import thread_env
@@ -52,7 +54,7 @@ class Finish:
         self._started_s = time.time()
         untrained = run.weights / "untrained.safetensors"
         if not untrained.exists() and trainer.parts.updater.updates == 0:
-            save_file(trainer.parts.updater.algorithm.weights(), untrained)
+            self._keep_weights(untrained)
 
     def stopped_early(self, reason: str) -> dict[str, Any]:
         """Checkpoint and report of a run that was not finished."""
@@ -70,7 +72,7 @@ class Finish:
         version = trainer.publish()
         trainer.checkpoint(wait=True)
         self._wait(lambda: link.published_version >= version, PUBLISH_S, stop)
-        save_file(trainer.parts.updater.algorithm.weights(), self._run.weights / "final.safetensors")
+        kept = self._keep_weights(self._run.weights / "final.safetensors")
         evaluation = self._evaluate(version, stop)
         if evaluation is not None:
             trainer.take_evaluation(evaluation)
@@ -84,13 +86,26 @@ class Finish:
                 "ended": trainer.parts.budget.reached,
                 "final_evaluation": evaluation,
                 "pictures": pictures,
-                "resumable": evaluation is None,
-                "incomplete": evaluation is None and not stop.is_set(),
+                "resumable": evaluation is None or not kept,
+                "incomplete": not kept or (evaluation is None and not stop.is_set()),
             }
         )
         self._stage("done")
         link.notify("run_done", version=version)
         return report
+
+    def _keep_weights(self, path: Path) -> bool:
+        """Write the current weights to a file, whole or not at all; a file system that refuses is told."""
+        partial = path.with_suffix(".tmp")
+        try:
+            save_file(self._trainer.parts.updater.algorithm.weights(), partial)
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            self._trainer.note(f"{path} was not written: {error}")
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            return False
+        return True
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -202,7 +217,10 @@ class Finish:
             "seconds": round(trainer.parts.budget.used_s(now_s), 2),
             "numbers": trainer.numbers(now_s),
         }
-        write_json(self._run.folder / "report.json", report)
+        try:
+            write_json(self._run.folder / "report.json", report)
+        except OSError as error:
+            self._trainer.note(f"{self._run.folder / 'report.json'} was not written: {error}")
         return report
 
     def _stage(self, stage: str) -> None:

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from clawq.core import Algorithm, Batch
@@ -56,8 +57,10 @@ class Updater:
     def _skip(self, batch: Batch, error: NonFiniteUpdate) -> None:
         self.skipped += 1
         self._in_a_row += 1
-        path = self._keep(batch)
-        log.warning("%s; its batch is in %s", error, path)
+        try:
+            log.warning("%s; its batch is in %s", error, self._keep(batch))
+        except (OSError, SafetensorError) as unwritten:
+            log.warning("%s; its batch could not be kept: %s", error, unwritten)
         if self._in_a_row >= self._max_in_a_row:
             raise TooManyNonFinite(
                 f"{self._in_a_row} updates in a row were not finite (last: {error}). The weights are as they were "
