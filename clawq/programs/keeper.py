@@ -33,16 +33,20 @@ class Keeper:
         record: of the run.
         broker: client of the broker.
         start: starts a coordinator.
+
+    Attributes:
+        child: the coordinator, None between two of them.
+        restarts: how often it was started again.
     """
 
     def __init__(self, record: RunRecord, broker: Any, start: Callable[[], Child]) -> None:
         self._record, self._registry, self._start = record, RunRegistry(broker), start
         self._ending = threading.Event()
-        self._child: Child | None = None
+        self.child: Child | None = None
         self._age_s = self._pause_s = 0.0
         self.restarts = 0
         self._registry.add(record)
-        self._child = start()
+        self.child = start()
         self._thread = threading.Thread(target=self._run, name="clawq-keeper", daemon=True)
         self._thread.start()
 
@@ -50,14 +54,14 @@ class Keeper:
         """End the coordinator; it empties the run's queues first. Idempotent."""
         self._ending.set()
         self._thread.join(GRACE_S)
-        if self._child is not None:
-            self._child.end_tree(GRACE_S)
+        if self.child is not None:
+            self.child.end_tree(GRACE_S)
 
     def _run(self) -> None:
         while not self._ending.wait(LOOK_S):
             self._age_s += LOOK_S
             try:
-                if self._child is None or self._child.exited():
+                if self.child is None or self.child.exited():
                     self._start_again()
                 if self._registry.get(self._record.run_id) is None and not self._ending.is_set():
                     self._registry.add(self._record)
@@ -66,15 +70,15 @@ class Keeper:
                 log.info("the run's coordinator and entry cannot be looked after just now: %s", error)
 
     def _start_again(self) -> None:
-        if self._child is not None:
-            status, words = self._child.end_tree(), self._child.log.tail(3)
-            self._child = None
+        if self.child is not None:
+            status, words = self.child.end_tree(), self.child.log.tail(3)
+            self.child = None
             settled = self._age_s >= SETTLED_S
             self._pause_s = LOOK_S if settled or not self._pause_s else min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._age_s = 0.0
             log.warning("the coordinator ended (status %d) and is started again\n%s", status, words)
         if self._age_s + LOOK_S >= self._pause_s:
-            self._child = self._start()
+            self.child = self._start()
             self._age_s = 0.0
             self.restarts += 1
 

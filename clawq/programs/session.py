@@ -51,6 +51,7 @@ class Session:
     record: RunRecord
     state: str = "running"
     after_event: str = "0-0"
+    keeper: Keeper | None = None
 
 
 @contextmanager
@@ -79,14 +80,13 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
         learner={"host": socket.gethostname(), "pid": os.getpid(), "folder": str(run.folder)},
     )
     session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
-    keeper: Keeper | None = None
     try:
         session.after_event = Events(data, keys).newest_id()
-        keeper = Keeper(record, broker, lambda: start_coordinator(session))
+        session.keeper = Keeper(record, broker, lambda: start_coordinator(session))
         yield session
     finally:
-        if keeper is not None:
-            keeper.close()
+        if session.keeper is not None:
+            session.keeper.close()
         close_session(session)
 
 

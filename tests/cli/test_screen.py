@@ -100,6 +100,19 @@ def test_without_a_terminal_a_line_comes_now_and_then_and_at_once_when_the_stage
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    main, side = pty.openpty()
+    try:
+        with os.fdopen(side, "w") as out, Screen(out) as screen:
+            screen.show({"run": "demo", "stage": "filling", "actor_failures": 3})
+            # Seen at once, not when the run is over
+            seen = os.read(main, 100_000).decode()
+    finally:
+        os.close(main)
+    assert seen.strip() == "filling | failures 3 actors"
+
+
 def test_on_a_terminal_the_table_is_live_and_the_last_one_stays(tmp_path: Path) -> None:
     main, side = pty.openpty()
     try:

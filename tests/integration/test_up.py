@@ -122,6 +122,43 @@ def test_killed_with_9_it_leaves_no_orphan(clawq: Clawq, eventually: Eventually,
     assert not psutil.wait_procs(tree, timeout=5.0)[1]
 
 
+@pytest.mark.timeout(90)
+def test_a_killed_worker_and_a_killed_coordinator_are_replaced_and_the_run_goes_on(
+    clawq: Clawq, eventually: Eventually
+) -> None:
+    up = clawq.up("point.yaml", "p5", "budget={}", "evaluation.interval_s=null")
+    eventually(lambda: any(line.get("updates", 0) > 20 for line in clawq.metrics("p5")), "updates", 60)
+    # When the worker and the coordinator are killed
+    words = {p.pid: " ".join(p.cmdline()) for p in up.tree()}
+    for name in ("worker start", "clawq.control.coordinator"):
+        psutil.Process(next(pid for pid, line in words.items() if name in line)).kill()
+    eventually(lambda: "the worker ended by itself (killed by signal 9)" in up.output, "the user is told", 20)
+    eventually(lambda: "the coordinator ended" in up.output, "the user is told of the coordinator too", 20)
+    before = clawq.metrics("p5")[-1]["env_steps"]
+    # Then env steps come in again, by more than what was on its way
+    eventually(lambda: clawq.metrics("p5")[-1].get("env_steps", 0) > before + 2000, "env steps go on", 40)
+    status, took_s, left = up.stop()
+    assert (status, left) == (0, [])
+    assert took_s < 10
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_that_keeps_failing_is_told_and_counted(clawq: Clawq, eventually: Eventually) -> None:
+    fault = "environment.options={step_s: 0.01, fault: {kind: raise, at: 40}}"
+    up = clawq.up("point.yaml", "p6", "budget={}", fault)
+    eventually(lambda: "fault on purpose at step 40" in up.output, "the fault is told", 40)
+    eventually(lambda: clawq.metrics("p6")[-1].get("actor_failures", 0) >= 1, "and counted", 10)
+    assert up.stop()[0] == 0
+
+
+def test_a_junk_folder_is_not_resumed_and_not_touched(clawq: Clawq) -> None:
+    junk = clawq.folder / "junk"
+    up = clawq.call("up", "--resume", str(junk))
+    assert up.status == 2
+    assert "not a run folder" in up.output
+    assert not junk.exists()
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("words", "told"),

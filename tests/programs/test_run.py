@@ -1,13 +1,16 @@
 """Run folders: made once, opened again, never taken for something else."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from clawq.config import RunConfig
+from clawq.config import Redis, RunConfig
 from clawq.errors import CheckpointInvalid, UserError
-from clawq.programs.run import create_run, new_run_id, open_run
+from clawq.programs.run import create_run, new_run_id, only_writer, open_run, prepare_new_folder
+from clawq.state import named_urls
 from clawq.testing.point import PointOptions, point_spec
 
 SPEC = point_spec(PointOptions())
@@ -47,7 +50,7 @@ def test_a_made_name_is_a_good_name(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot make the run folder"):
+    with pytest.raises(UserError, match=r"cannot be written: Not a directory.*folder=PATH"):
         create_run(config(tmp_path / "file"), "r1", SPEC)
 
 
@@ -55,5 +58,43 @@ def test_what_is_no_run_folder_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no run\.json"):
         open_run(tmp_path, None)
     (tmp_path / "run.json").write_text(json.dumps({"id": "x"}))
-    with pytest.raises(CheckpointInvalid, match="cannot be read"):
+    with pytest.raises(CheckpointInvalid, match="cannot be used"):
         open_run(tmp_path, None)
+
+
+def test_two_runs_that_begin_in_the_same_second_get_two_folders(tmp_path: Path) -> None:
+    first, second = (prepare_new_folder(config(tmp_path), 0.0) for _ in range(2))
+    assert first[0] != second[0]
+    assert second[1].is_dir()
+    assert second[0] == f"{first[0]}-2"
+
+
+def test_a_run_folder_has_one_writer_whatever_redis_it_uses(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\nfrom clawq.programs.run import only_writer\n"
+        "with only_writer(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    input()"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"mine\n"
+        with pytest.raises(UserError, match=f"in use by another learner .pid {other.pid} on"), only_writer(tmp_path):
+            pass
+        # And a writer that was killed holds nothing up
+        other.kill()
+        other.wait()
+        with only_writer(tmp_path):
+            pass
+
+
+def test_passwords_do_not_get_into_a_run_folder_and_are_asked_for_again(tmp_path: Path) -> None:
+    urls = {"broker_url": "redis://:sEcReT@there:1/0", "data_url": "redis://there:2/0?password=sEcReT"}
+    made = create_run(config(tmp_path).model_copy(update={"redis": Redis.model_validate(urls)}), "r1", SPEC)
+    for file in made.folder.iterdir():
+        assert not file.is_file() or "sEcReT" not in file.read_text(), file
+    kept = open_run(made.folder, None).config.redis
+    assert kept.broker_url == "redis://:***@there:1/0"
+    # When it is resumed, the environment names the whole URLs, or the user is asked for them
+    with pytest.raises(UserError, match="CLAWQ_BROKER_URL"):
+        named_urls(kept, {})
+    assert named_urls(kept, {"CLAWQ_DATA_URL": "redis://:x@there/0"}) == ("redis://:x@there/0",) * 2

@@ -94,3 +94,12 @@ def test_a_log_keeps_its_end_and_its_bound(tmp_path: Path) -> None:
     assert log.path.with_name("x.log.1").read_text().endswith("last\n")
     assert log.tail() == "after"
     assert LogFile(tmp_path / "none.log").tail() == ""
+
+
+def test_the_tail_of_a_log_is_of_the_newest_child_only(tmp_path: Path) -> None:
+    for text in (b"error: of yesterday\n", b"error: of today\n"):
+        log = LogFile(tmp_path / "x.log")
+        fd = log.open()
+        os.write(fd, text)
+        os.close(fd)
+    assert log.tail() == "error: of today"
