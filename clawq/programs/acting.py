@@ -86,7 +86,12 @@ class ActingSession:
         self._loop = RolloutLoop(
             self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready
         )
-        self._loop.reset(env_seeds(seed, self._env.num_envs))
+        try:
+            self._loop.reset(env_seeds(seed, self._env.num_envs))
+        except BaseException:
+            # Given back now, or this slot's next actor would wait for the claim to run out.
+            self.close()
+            raise
 
     def run(self, seconds: float, ended: Callable[[], bool]) -> Report:
         """Act for so long, or until `ended`."""
