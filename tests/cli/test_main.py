@@ -36,6 +36,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMMANDS", {"fail": (f"{__name__}:fail", "Fails.")})
     monkeypatch.setattr(module, "import_module", lambda name: type("Module", (), {"fail": fail}))
 
+
 FAILURE: list[BaseException] = []
 
 
