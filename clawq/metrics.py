@@ -77,6 +77,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "duplicates": Metric("fragments", "delivered again and recognised", "0; a few after a reconnect"),
         "gap_fragments": Metric("fragments", "missing in a stream, noticed by their numbers", "0"),
         "produced_steps": Metric("env steps", "made by actors, by the counters in their headers"),
+        "lost_unacked": Metric("fragments", "bound of what failed actors took with them unsent", "0"),
         "actor_failures": Metric("failures", "actors that failed, died or hung since the learner started", "0"),
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
         "drops/*": Metric("env steps", "not used, by reason", "0; `drops/stale` only with a max_policy_lag"),

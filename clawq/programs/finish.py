@@ -101,7 +101,7 @@ class Finish:
             save_file(self._trainer.parts.updater.algorithm.weights(), partial)
             partial.replace(path)
         except (OSError, SafetensorError) as error:
-            self._trainer.note(f"{path} was not written: {error}")
+            self._trainer.notices.tell(f"{path} was not written: {error}")
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
             return False
@@ -200,32 +200,32 @@ class Finish:
             return future.result()
         except ActorFailed as error:
             if not stop.is_set():
-                self._trainer.note(f"{program.rpartition('.')[2]}: {error}")
+                self._trainer.notices.tell(f"{program.rpartition('.')[2]}: {error}")
             return None
         except OSError as error:
-            self._trainer.note(f"{program.rpartition('.')[2]} could not be started: {error}")
+            self._trainer.notices.tell(f"{program.rpartition('.')[2]} could not be started: {error}")
             return None
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
     def _write_report(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        trainer, now_s = self._trainer, time.monotonic()
+        trainer = self._trainer
         report = {
             "run": self._run.id,
             "folder": str(self._run.folder),
             **facts,
-            "seconds": round(trainer.parts.budget.used_s(now_s), 2),
-            "numbers": trainer.numbers(now_s),
+            "seconds": round(trainer.parts.budget.used_s(time.monotonic()), 2),
+            "numbers": trainer.numbers(),
         }
         try:
             write_json(self._run.folder / "report.json", report)
         except OSError as error:
-            self._trainer.note(f"{self._run.folder / 'report.json'} was not written: {error}")
+            self._trainer.notices.tell(f"{self._run.folder / 'report.json'} was not written: {error}")
         return report
 
     def _stage(self, stage: str) -> None:
         self._trainer.stage = stage
-        self._trainer.gauge(time.monotonic())
+        self._trainer.gauge()
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, stop: threading.Event) -> bool:
         """Wait until `done`, the gauges going on; False after `timeout_s` or when stopped."""
@@ -237,7 +237,7 @@ class Finish:
             if now_s >= gauge_at:
                 gauge_at = now_s + 1.0
                 self._trainer.parts.link.check()
-                self._trainer.gauge(now_s)
+                self._trainer.gauge()
             time.sleep(LOOK_S)
         return True
 

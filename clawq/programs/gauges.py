@@ -1,6 +1,14 @@
-"""Gauges: rates over a short window, for the status screen and the metric writers."""
+"""Gauges: the run's numbers by the names of `clawq.metrics.CATALOGUE`, read from the learner's parts."""
 
+import time
 from collections import deque
+from collections.abc import Mapping
+
+from clawq.programs.parts import Parts
+from clawq.types import Metrics
+
+#: Fragments beside the outbox that an actor killed by force may take with it: one in flight, one being built.
+UNSENT_FRAGMENTS = 2
 
 
 class Rate:
@@ -17,3 +25,71 @@ class Rate:
             self._points.popleft()
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+class Gauges:
+    """Reads the parts.
+
+    Attributes:
+        evaluation: numbers of the newest evaluation, `eval/...`.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.evaluation: Metrics = {}
+        self._parts = parts
+        self._env_rate, self._update_rate = Rate(), Rate()
+
+    def read(self, version: int, failures: Mapping[str, int]) -> Metrics:
+        """All numbers now.
+
+        Args:
+            version: the learner's weights version.
+            failures: how many actors and evaluations failed.
+        """
+        parts = self._parts
+        numbers = {**self._progress(version), **self._books(failures)}
+        numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
+        return numbers | parts.link.figures() | parts.intake.metrics() | self.evaluation
+
+    def _progress(self, version: int) -> Metrics:
+        parts, now_s = self._parts, time.monotonic()
+        steps, updates, budget = parts.intake.env_steps, parts.updater.updates, parts.budget
+        left_s = budget.left_s(now_s)
+        return {
+            "env_steps": steps,
+            "env_steps_per_s": self._env_rate.observe(now_s, steps),
+            "updates": updates,
+            "updates_per_s": self._update_rate.observe(now_s, updates),
+            "samples_per_insert": parts.limiter.samples / max(1, parts.limiter.inserts),
+            "wall_s": budget.used_s(now_s),
+            "progress": budget.progress(now_s, steps),
+            "weights_version": version,
+            "ring/fill": parts.ring.fill,
+            "ring/size": parts.ring.size,
+            "limiter/error": parts.limiter.error,
+            "non_finite_updates": parts.updater.skipped,
+            **({} if left_s is None else {"time_left_s": left_s}),
+        }
+
+    def _books(self, failures: Mapping[str, int]) -> Metrics:
+        """What became of everything that actors made: nothing is missing without a name."""
+        counts = self._parts.consumer.counts
+        # The bound of what a kill may cost: its outbox, the fragment in flight and the one being built.
+        most_lost = failures["actor"] * (self._parts.config.actors.outbox_fragments + UNSENT_FRAGMENTS)
+        missing = {
+            "refused": counts.refused_steps,
+            "unaccounted": counts.unaccounted_steps,
+            "voided": self._parts.ring.state.voided,
+            **counts.dropped_steps,
+        }
+        return {
+            "fragments": self._parts.intake.fragments,
+            "duplicates": counts.duplicates,
+            "gap_fragments": counts.gap_fragments,
+            "produced_steps": counts.produced_steps,
+            "actor_failures": failures["actor"],
+            "evaluation_failures": failures["evaluation"],
+            "lost_unacked": most_lost,
+            **{f"drops/{reason}": float(steps) for reason, steps in missing.items() if steps > 0},
+            **{f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()},
+        }

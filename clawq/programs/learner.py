@@ -30,9 +30,10 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link, Wires
+from clawq.programs.parts import Parts
 from clawq.programs.run import Run, writing
 from clawq.programs.session import Session
-from clawq.programs.train import Parts, Trainer
+from clawq.programs.train import Trainer
 from clawq.programs.updater import Updater
 from clawq.replay.consumer import Consumer
 from clawq.replay.rate_limiter import make_limiter

@@ -10,32 +10,22 @@ One thread runs it; reading and publishing have threads of their own (`Consumer`
 by a third while updates go on. Composition and the ends of a run are in `clawq.programs.learner`.
 """
 
-import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
-from clawq.config import RunConfig
-from clawq.errors import ActorFailed, CheckpointNotWritten, RateLimitTimeout
-from clawq.programs.budget import BudgetMeter
-from clawq.programs.checkpoint import Checkpoints
-from clawq.programs.gauges import Rate
-from clawq.programs.intake import Intake
-from clawq.programs.link import Link, Outgoing
-from clawq.programs.updater import Updater
-from clawq.replay.consumer import Consumer
+from clawq.errors import ActorFailed, RateLimitTimeout
+from clawq.programs.gauges import Gauges
+from clawq.programs.link import Outgoing
+from clawq.programs.notices import Notices
+from clawq.programs.parts import Parts
+from clawq.programs.saver import Saver, Snapshot
 from clawq.replay.nstep import gather
-from clawq.replay.rate_limiter import Patience, Unlimited
-from clawq.replay.ring import ReplayRing
-from clawq.replay.samplers import UniformSampler
+from clawq.replay.rate_limiter import Patience
 from clawq.transport.control import Event
-
-log = logging.getLogger(__name__)
+from clawq.types import Metrics
 
 #: Fragments committed between two updates at the most: committing must not starve the updates.
 COMMITS_PER_UPDATE = 4
@@ -47,46 +37,8 @@ GAUGE_INTERVAL_S = 1.0
 FAILURES_AT_START = 5
 #: Without a fragment for so long, the run counts as waiting for experience, seconds.
 STARVED_S = 3.0
-#: How long a note stays on the board, seconds.
-NOTE_S = 30.0
 #: A run without a worker says so after this time, and again now and then, seconds.
 LONELY_S, LONELY_INTERVAL_S = 5.0, 60.0
-#: Failures of one kind are told at most this often; all are counted.
-TELL_INTERVAL_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a trainer works with; made by `clawq.programs.learner`."""
-
-    config: RunConfig
-    consumer: Consumer
-    ring: ReplayRing
-    sampler: UniformSampler
-    limiter: Unlimited
-    intake: Intake
-    updater: Updater
-    link: Link
-    checkpoints: Checkpoints
-    budget: BudgetMeter
-
-
-@dataclass(slots=True)
-class Shown:
-    """What the gauges remember between two looks."""
-
-    env_rate: Rate = field(default_factory=Rate)
-    update_rate: Rate = field(default_factory=Rate)
-    evaluation: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A state that may be saved: the weights version it made, and how far the streams were taken over."""
-
-    version: int
-    state: dict[str, Any]
-    cursors: dict[str, str]
 
 
 class Trainer:
@@ -99,28 +51,22 @@ class Trainer:
     """
 
     def __init__(
-        self, parts: Parts, identity: Mapping[str, Any], report: Callable[[int, float, dict[str, float]], None]
+        self, parts: Parts, identity: Mapping[str, Any], report: Callable[[int, float, Metrics], None]
     ) -> None:
         self.parts = parts
         self.version = 0
         self.stage = "waiting for actors"
         self.best_return = -math.inf
-        self._identity = dict(identity)
-        self._report = report
-        self._shown = Shown()
+        self.notices = Notices(time.monotonic)
+        self._identity, self._report = dict(identity), report
+        self._gauges = Gauges(parts)
+        self._saver = Saver(parts.checkpoints, parts.link.checkpointed)
+        self._candidate: Snapshot | None = None
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         self._stop = threading.Event()
-        self._failures = {"actor": 0, "evaluation": 0}
-        self._told_s = dict.fromkeys(self._failures, -math.inf)
-        self._note, self._noted_s = "", -math.inf
-        self._lonely_s = -math.inf
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="clawq-checkpoint")
-        self._saving: deque[Future[None]] = deque()
-        self._candidate: Candidate | None = None
-        self._published_s = self._gauged_s = self._evaluated_s = -math.inf
         self._published_updates = -1
-        self._committed_s = time.monotonic()
-        self._checkpointed_s = time.monotonic()
+        self._published_s = self._gauged_s = self._evaluated_s = -math.inf
+        self._committed_s = self._checkpointed_s = time.monotonic()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -169,12 +115,12 @@ class Trainer:
 
     def _complain_when_lonely(self, now_s: float) -> None:
         """Without a worker nothing will ever come: say what to do about it."""
-        lonely = self.parts.link.figures().get("workers") == 0.0 and now_s - self._committed_s > LONELY_S
-        if lonely and now_s - self._lonely_s > LONELY_INTERVAL_S:
-            self._lonely_s = now_s
-            self.note(
+        if self.parts.link.figures().get("workers") == 0.0 and now_s - self._committed_s > LONELY_S:
+            self.notices.tell_now_and_then(
+                "lonely",
                 "waiting: no worker serves this run; start one with `clawq worker start` on any machine that reaches "
-                "this Redis"
+                "this Redis",
+                LONELY_INTERVAL_S,
             )
 
     def _complain_when_stuck(self) -> None:
@@ -182,18 +128,18 @@ class Trainer:
         try:
             self._patience.blocked("sample")
         except RateLimitTimeout as error:
-            self.note(str(error))
+            self.notices.tell(str(error))
 
     def _now_and_then(self, now_s: float) -> None:
         learner = self.parts.config.learner
         self.parts.link.check()
-        self._note_checkpoint()
+        self._note_refusals()
         if now_s - self._published_s >= learner.publish_interval_s and self._has_news():
             self.publish()
             self._published_s = now_s
         if now_s - self._gauged_s >= GAUGE_INTERVAL_S:
             self._gauged_s = now_s
-            self.gauge(now_s)
+            self.gauge()
             self._read_events()
         if now_s - self._checkpointed_s >= learner.checkpoint_interval_s:
             self.checkpoint()
@@ -227,7 +173,7 @@ class Trainer:
         if now_s - self._evaluated_s >= interval_s and (left_s is None or left_s > interval_s / 2):
             self._evaluated_s = now_s
             version = self.publish()
-            self._candidate = Candidate(version, self.state_dict(), self.parts.consumer.committed_cursors())
+            self._candidate = self._snapshot()
             self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
 
     def request_evaluation(self, version: int, label: str, episodes: int) -> None:
@@ -252,22 +198,9 @@ class Trainer:
 
     def _note_failure(self, what: str, facts: Mapping[str, Any]) -> None:
         """Tell why something failed; if no actor has ever worked, end with its words instead of waiting for ever."""
-        self._failures[what] += 1
-        count, error = self._failures[what], str(facts.get("error") or "it gave no reason")
-        now_s = time.monotonic()
-        if now_s - self._told_s[what] >= TELL_INTERVAL_S:
-            self._told_s[what] = now_s
-            where = f" on {facts['worker']}" if facts.get("worker") else ""
-            times = f" ({count} failures so far)" if count > 1 else ""
-            self.note(f"an {what}{where} failed{times}: {error.splitlines()[0]}")
+        error, count = self.notices.failed(what, facts), self.notices.failures[what]
         if what == "actor" and self.parts.intake.fragments == 0 and count >= FAILURES_AT_START:
             raise ActorFailed(f"no actor could start; {count} tries failed. The last one: {error}")
-
-    def note(self, text: str) -> None:
-        """Tell people something: in the log, and on the board for a while."""
-        log.warning("%s", text)
-        self._note, self._noted_s = text.splitlines()[0] if text else "", time.monotonic()
-        self.parts.link.show({"note": self._note})
 
     def take_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An evaluation is done: show it, keep the best, end the run if it is good enough."""
@@ -277,9 +210,11 @@ class Trainer:
         except (TypeError, ValueError):
             numbers = {}
         if not {"eval/mean_return", "eval/version"} <= numbers.keys():
-            self.note("an evaluation that cannot be understood was left out; has that worker another version of clawq?")
+            self.notices.tell(
+                "an evaluation that cannot be understood was left out; has that worker another version of clawq?"
+            )
             return
-        self._shown.evaluation = numbers
+        self._gauges.evaluation = numbers
         mean_return, success = numbers["eval/mean_return"], numbers.get("eval/success")
         self.parts.budget.scored(mean_return, success)
         if mean_return > self.best_return:
@@ -321,80 +256,38 @@ class Trainer:
 
     def checkpoint(self, wait: bool = False) -> None:
         """Write a checkpoint beside the loop; skipped while another one is being written, unless `wait`."""
-        if self._saving and not wait:
+        if self._saver.busy and not wait:
             return
         self._checkpointed_s = time.monotonic()
-        self._save(Candidate(self.version, self.state_dict(), self.parts.consumer.committed_cursors()), None)
-        while wait and self._saving:
-            self._saving[0].exception()
-            self._note_checkpoint()
+        self._saver.save(self._snapshot())
+        self._note_refusals(wait)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.version, self.state_dict(), self.parts.consumer.committed_cursors())
 
     def _keep_candidate(self, version: int, score: float) -> None:
         """Save the state that made the evaluated weights, with its score."""
         if self._candidate is not None and self._candidate.version == version:
-            self._save(self._candidate, score)
+            self._saver.save(self._candidate, score)
             self._candidate = None
 
-    def _save(self, candidate: Candidate, score: float | None) -> None:
-        def save() -> None:
-            self.parts.checkpoints.save(candidate.state, int(candidate.state["updates"]), score)
-            if score is None:
-                self.parts.link.checkpointed(candidate.cursors)
-
-        self._saving.append(self._saver.submit(save))
-
-    def _note_checkpoint(self) -> None:
-        """Raise what a finished save ran into; a full disk is only a warning: the older ones are intact."""
-        while self._saving and self._saving[0].done():
-            error = self._saving.popleft().exception()
-            if isinstance(error, CheckpointNotWritten):
-                self.note(str(error))
-                self.parts.link.notify("checkpoint_failed", error=str(error))
-            elif error is not None:
-                raise error
+    def _note_refusals(self, wait: bool = False) -> None:
+        for error in self._saver.refusals(wait):
+            self.notices.tell(str(error))
+            self.parts.link.notify("checkpoint_failed", error=str(error))
 
     def close(self) -> None:
-        """End the checkpoint thread after what it is writing."""
-        self._saver.shutdown(wait=True)
+        """End the saver after what it is writing."""
+        self._saver.close()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
-    def gauge(self, now_s: float) -> None:
+    def gauge(self) -> None:
         """Send the run's numbers to the board and to the writers."""
-        numbers = self.numbers(now_s)
-        recent = self._note if now_s - self._noted_s < NOTE_S else ""
-        self.parts.link.show({**numbers, "stage": self.stage, "note": self.parts.link.trouble or recent})
-        self._report(self.parts.intake.env_steps, self.parts.budget.used_s(now_s), numbers)
+        numbers, link = self.numbers(), self.parts.link
+        link.show({**numbers, "stage": self.stage, "note": link.trouble or self.notices.recent})
+        self._report(self.parts.intake.env_steps, numbers["wall_s"], numbers)
 
-    def numbers(self, now_s: float) -> dict[str, float]:
+    def numbers(self) -> Metrics:
         """The run's numbers by the names of clawq.metrics.CATALOGUE."""
-        parts, counts = self.parts, self.parts.consumer.counts
-        numbers: dict[str, float] = {
-            "env_steps": parts.intake.env_steps,
-            "env_steps_per_s": self._shown.env_rate.observe(now_s, parts.intake.env_steps),
-            "updates": parts.updater.updates,
-            "updates_per_s": self._shown.update_rate.observe(now_s, parts.updater.updates),
-            "samples_per_insert": parts.limiter.samples / max(1, parts.limiter.inserts),
-            "wall_s": parts.budget.used_s(now_s),
-            "progress": parts.budget.progress(now_s, parts.intake.env_steps),
-            "weights_version": self.version,
-            "ring/fill": parts.ring.fill,
-            "ring/size": parts.ring.size,
-            "limiter/error": parts.limiter.error,
-            "fragments": parts.intake.fragments,
-            "duplicates": counts.duplicates,
-            "gap_fragments": counts.gap_fragments,
-            "produced_steps": counts.produced_steps,
-            "non_finite_updates": parts.updater.skipped,
-            "actor_failures": self._failures["actor"],
-            "evaluation_failures": self._failures["evaluation"],
-        }
-        left_s = parts.budget.left_s(now_s)
-        if left_s is not None:
-            numbers["time_left_s"] = left_s
-        # Whatever actors made and nobody can learn from has a name here: the sum of these is what is missing.
-        missing = {"refused": counts.refused_steps, "unaccounted": counts.unaccounted_steps, **counts.dropped_steps}
-        numbers |= {f"drops/{reason}": float(steps) for reason, steps in missing.items() if steps > 0}
-        numbers |= {f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()}
-        numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
-        return numbers | parts.link.figures() | parts.intake.metrics() | self._shown.evaluation
+        return self._gauges.read(self.version, self.notices.failures)

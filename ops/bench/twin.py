@@ -30,8 +30,9 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.learner import largest_fragment_steps
 from clawq.programs.link import Link, Outgoing
+from clawq.programs.parts import Parts
 from clawq.programs.run import Run, create_run
-from clawq.programs.train import Parts, Trainer
+from clawq.programs.train import Trainer
 from clawq.programs.updater import Updater
 from clawq.replay.consumer import Consumer
 from clawq.replay.rate_limiter import make_limiter

@@ -194,7 +194,7 @@ def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     b.send(3)
     trainer = desk.trainer()
     desk.train(trainer, entries=13)
-    numbers = trainer.numbers(0.0)
+    numbers = trainer.numbers()
     fragment = STEPS * ENVS
     # acknowledged = inserted + still in stream + rejected + gap; here everything was read
     assert desk.in_streams() == 13 == numbers["fragments"] + numbers["rejected/corrupt"]
@@ -236,7 +236,7 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     assert second.version > head
     # And when it goes on, everything was taken exactly once
     desk.train(second, entries=23, updates=saved["updates"] + 1)
-    numbers = second.numbers(0.0)
+    numbers = second.numbers()
     assert numbers["env_steps"] == len(valid_rows(a, b))
     assert numbers["gap_fragments"] == numbers["duplicates"] == 0
     assert numbers["rejected/corrupt"] == 1

@@ -1,0 +1,60 @@
+"""Notices: what people should know about a run, in the log at once and on the board for a while.
+
+Failures of actors and evaluations are all counted; they are told at most every few seconds, so that a broken simulator
+on a hundred machines does not drown everything else.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+#: How long a notice stays on the board, seconds.
+SHOWN_S = 30.0
+#: Failures of one kind are told at most this often, seconds.
+FAILURE_INTERVAL_S = 10.0
+
+
+class Notices:
+    """Keeps the newest notice.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        failures: how often what failed, `actor` and `evaluation`.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.failures = {"actor": 0, "evaluation": 0}
+        self._clock = clock
+        self._newest, self._newest_s = "", -math.inf
+        self._told_s: dict[str, float] = {}
+
+    def tell(self, text: str) -> None:
+        """Tell it now."""
+        log.warning("%s", text)
+        self._newest, self._newest_s = text.splitlines()[0] if text else "", self._clock()
+
+    def tell_now_and_then(self, topic: str, text: str, interval_s: float) -> None:
+        """Tell it, unless something of the same topic was told within the interval."""
+        now_s = self._clock()
+        if now_s - self._told_s.get(topic, -math.inf) >= interval_s:
+            self._told_s[topic] = now_s
+            self.tell(text)
+
+    def failed(self, what: str, facts: Mapping[str, Any]) -> str:
+        """Count a failure (`actor` or `evaluation`) from its event's facts; returns what went wrong, in full."""
+        self.failures[what] += 1
+        count, error = self.failures[what], str(facts.get("error") or "it gave no reason")
+        where = f" on {facts['worker']}" if facts.get("worker") else ""
+        times = f" ({count} failures so far)" if count > 1 else ""
+        self.tell_now_and_then(what, f"an {what}{where} failed{times}: {error.splitlines()[0]}", FAILURE_INTERVAL_S)
+        return error
+
+    @property
+    def recent(self) -> str:
+        """The newest notice while it is recent, else nothing."""
+        return self._newest if self._clock() - self._newest_s < SHOWN_S else ""
