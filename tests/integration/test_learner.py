@@ -162,6 +162,7 @@ def test_redis_gone_mid_run_and_back_empty_the_run_goes_on(
     assert learner.status is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_redis_stalled_for_20_s_all_goes_on(cluster: Cluster, eventually: Eventually) -> None:
     cluster.worker("w")
@@ -219,6 +220,7 @@ def test_bad_entries_are_counted_by_reason_and_training_goes_on(cluster: Cluster
     assert cluster.stop("r1")["rejected"] == {"wire_version": 1, "corrupt": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_disk_that_refuses_a_checkpoint_is_told_and_training_goes_on(
     cluster: Cluster, eventually: Eventually

@@ -28,14 +28,14 @@ def processes_of(run_folder: Path) -> list[psutil.Process]:
 @pytest.mark.timeout(150)
 def test_up_trains_shows_itself_and_leaves_nothing_running(clawq: Clawq, eventually: Eventually) -> None:
     # When a run is started
-    up = clawq.up("point.yaml", "p1")
+    up = clawq.up("point.yaml", "p1", "budget={seconds: 15}")
     # Then another terminal sees the same run while it trains
     eventually(lambda: clawq.status("p1").get("metrics", {}).get("updates", 0) > 50, "updates in status", 60)
     facts = clawq.status("p1")
     assert facts["metrics"]["env_steps"] > 0
     assert len(facts["workers"]) == 1
     tree = up.tree()
-    # And it ends by itself when it is good enough
+    # And it ends by itself when its budget is spent
     assert up.wait(100) == 0, up.output + clawq.logs("p1")
     report = clawq.report("p1")
     assert report["final_evaluation"]["success"] >= 0.9
@@ -62,7 +62,7 @@ def test_up_trains_shows_itself_and_leaves_nothing_running(clawq: Clawq, eventua
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_stopped_by_a_signal_it_checkpoints_and_is_gone_in_10_s(
     clawq: Clawq, eventually: Eventually, number: int
 ) -> None:
@@ -165,9 +165,9 @@ def test_a_junk_folder_is_not_resumed_and_not_touched(clawq: Clawq) -> None:
     [
         (["environment.options.id=HandReachDens-v3"], ["HandReachDens-v3", "HandReachDense-v3"]),
         (["environment.options.id=CartPole-v1"], ["Discrete", "action"]),
-        (["replay.capacity=100000000000"], ["replay.capacity", "fit"]),
+        pytest.param(["replay.capacity=100000000000"], ["replay.capacity", "fit"], marks=pytest.mark.slow),
         (["redis.broker_url=redis://localhost:1/0"], ["localhost:1", "broker"]),
-        (["learner.device=cuda:7"], ["cuda:7"]),
+        pytest.param(["learner.device=cuda:7"], ["cuda:7"], marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_is_told_in_one_paragraph_without_a_traceback(

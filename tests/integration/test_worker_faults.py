@@ -105,6 +105,7 @@ def test_C12_a_lease_that_is_delivered_twice_or_outlives_the_visibility_timeout_
         assert seqs == list(range(1, count + 1)), "nothing is lost"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_C13_every_pool_takes_work_again_within_thirty_seconds_of_a_broker_restart(
     own_bench: "Bench", own_broker: "OwnBroker"

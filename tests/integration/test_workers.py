@@ -80,6 +80,7 @@ def test_a_worker_can_be_held_to_some_runs(bench: "Bench") -> None:
     assert Heartbeats(bench.data, other.keys).read() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_C1_C2_four_workers_end_within_five_seconds_and_leave_only_what_they_sent(bench: "Bench") -> None:
     shared_memory = set(Path("/dev/shm").iterdir())
