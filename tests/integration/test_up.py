@@ -142,6 +142,7 @@ def test_a_killed_worker_and_a_killed_coordinator_are_replaced_and_the_run_goes_
     assert took_s < 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_an_environment_that_keeps_failing_is_told_and_counted(clawq: Clawq, eventually: Eventually) -> None:
     fault = "environment.options={step_s: 0.01, fault: {kind: raise, at: 40}}"

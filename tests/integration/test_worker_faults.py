@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Bench, OwnBroker, WorkerProcess
 
 
+@pytest.mark.slow
 def test_C5_a_hung_environment_is_ended_with_its_children_reported_and_replaced(bench: "Bench", tmp_path: Path) -> None:
     fault = {"kind": "hang", "at": 50, "once_file": str(tmp_path / "hung"), "child_processes": 1}
     run = bench.run("hang", {"fault": fault})
@@ -40,6 +41,7 @@ def test_C5_a_hung_environment_is_ended_with_its_children_reported_and_replaced(
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_C14_a_killed_actor_and_a_killed_pool_child_cost_a_slot_only_for_a_while(bench: "Bench") -> None:
     run = bench.run("killed")
     worker = bench.worker("prefork")

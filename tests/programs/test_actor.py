@@ -151,14 +151,14 @@ def test_leases_bring_fragments_and_the_second_one_goes_on_where_the_first_ended
 ) -> None:
     run.begin()
     actor.next("ready")
-    actor.lease(run.described(), 0.4)
+    actor.lease(run.described(), 1.5)
     first = actor.next("done")["report"]
     actor.lease(run.described(), 0.2)
     second = actor.next("done")["report"]
     total = first["env_steps"] + second["env_steps"]
     eventually(lambda: sum(f.meta.steps * f.meta.envs for f in run.fragments()) >= total, "all fragments")
     assert first["reason"] == second["reason"] == "lease_over"
-    assert first["fragments"] > 2
+    assert first["fragments"] > 1
     metas = [fragment.meta for fragment in run.seen]
     assert [meta.seq for meta in metas] == list(range(1, len(metas) + 1))
     assert len({meta.epoch for meta in metas}) == 1
