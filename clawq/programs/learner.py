@@ -32,7 +32,7 @@ from clawq.programs.intake import Intake
 from clawq.programs.link import Link, Wires
 from clawq.programs.parts import Parts
 from clawq.programs.run import Run, writing
-from clawq.programs.session import Session
+from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
 from clawq.programs.updater import Updater
 from clawq.replay.consumer import Consumer
@@ -111,6 +111,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         stack.callback(trainer.parts.link.stop, END_S)
         stack.callback(trainer.parts.consumer.close, END_S)
         trainer.parts.consumer.start()
+        session.claim.hold_for(CLAIM_TTL_S)
         trainer.parts.link.start()
         trainer.publish()
         finish = Finish(session.run, session.data_url, session.spawner, trainer)

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: The learner's claim runs out when it was silent for so long, seconds.
 CLAIM_TTL_S = 10.0
+#: The same until it has loaded torch and its checkpoint, which takes long on a fresh machine; nobody renews meanwhile.
+LOADING_TTL_S = 120.0
 
 
 @dataclass(slots=True)
@@ -64,11 +66,12 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
     check_name_is_free(run, RunRegistry(broker), data)
     holder = f"learner {run.id} on {socket.gethostname()}, pid {os.getpid()}"
     try:
-        claim = Claim.take(data, keys.claim("learner"), holder, CLAIM_TTL_S)
+        claim = Claim.take(data, keys.claim("learner"), holder, LOADING_TTL_S)
     except ClaimHeld as error:
         raise UserError(
             f"run {run.id} has a learner already: {error.holder}. Stop it with `clawq learner stop {run.id}`, or start "
-            f"another run. (If that learner was killed, its claim runs out within {CLAIM_TTL_S:.0f} s.)"
+            f"another run. (If that learner was killed, its claim runs out within {CLAIM_TTL_S:.0f} s; within "
+            f"{LOADING_TTL_S:.0f} s if it was still starting.)"
         ) from None
     record = RunRecord(
         run_id=run.id,

@@ -88,6 +88,11 @@ class Claim:
         pipe.execute()
         return value is None
 
+    def hold_for(self, ttl_s: float) -> bool:
+        """Change the time limit, and renew under the new one; returns and raises as `renew`."""
+        self.ttl_s = ttl_s
+        return self.renew()
+
     def release(self) -> None:
         """Give it back, if it is still ours. Idempotent."""
         self._watched(self._release_once)

@@ -91,3 +91,13 @@ def test_claims_of_a_server_that_is_away_say_so(own_servers: EmbeddedRedis, run_
         with pytest.raises(StoreUnavailable):
             act()
     client.close()
+
+
+def test_a_claim_taken_for_a_long_start_is_held_for_less_afterwards(
+    data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    claim = Claim.take(data_client, run_keys.claim("learner"), "me", 120.0)
+    assert 100_000 < data_client.pttl(claim.key) <= 120_000
+    assert not claim.hold_for(10.0)
+    assert 5_000 < data_client.pttl(claim.key) <= 10_000
+    assert not claim.renewal_due
