@@ -132,7 +132,7 @@ def main() -> None:
     low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
     batched = bench.pick(200, 30)
     turns: dict[str, list[tuple[float, float]]] = {"actor": [], "random": [], "same": []}
-    for _ in range(bench.pick(25, 3)):
+    for _ in range(bench.pick(9, 3)):
         rate = Rate()
         taken = acting.steps(batched)
         acting.sender.drain(10.0)

@@ -121,7 +121,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 def main() -> None:
     bench = Bench("plumbing", __doc__)
-    seconds, turns = float(bench.pick(40, 10)), bench.pick(5, 1)
+    seconds, turns = float(bench.pick(30, 10)), bench.pick(3, 1)
     whole = [str(Path(sys.executable).with_name("clawq")), "up"]
     twin = [sys.executable, str(Path(__file__).with_name("twin.py"))]
     pairs: list[tuple[Rates, Rates]] = []

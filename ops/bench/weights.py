@@ -74,7 +74,7 @@ def main() -> None:
             assert adopter.stdout is not None
             threading.Thread(target=listen, args=(adopter.stdout, found), daemon=True).start()
             adopted = [found.get(timeout=START_S)]
-            versions = range(2, 2 + bench.pick(300, 20))
+            versions = range(2, 2 + bench.pick(120, 20))
             for version in versions:
                 pause.wait(rng.uniform(*INTERVALS_S))
                 publish(version)
