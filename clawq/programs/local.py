@@ -6,8 +6,6 @@ first (which writes a checkpoint), then the worker, then Redis; a second signal 
 """
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,10 +95,10 @@ class Household:
         """Learner first, then the worker; returns the learner's exit status."""
         status = 0
         if self.learner is not None:
-            terminate(self.learner)
+            self.learner.terminate()
             status = self.learner.end_tree(LEARNER_STOP_S)
         if self.worker is not None:
-            terminate(self.worker)
+            self.worker.terminate()
             self.worker.end_tree(WORKER_STOP_S)
         return status
 
@@ -209,10 +207,3 @@ def pass_on(child: Child, say: Callable[[str], None]) -> None:
     with contextlib.suppress(ValueError, OSError):
         for line in child.stdout:
             say(line.decode(errors="replace").rstrip())
-
-
-def terminate(child: Child) -> None:
-    """Ask a child to end."""
-    if not child.exited():
-        with contextlib.suppress(OSError):
-            os.kill(child.pid, signal.SIGTERM)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,8 +140,3 @@ def start_coordinator(session: Session) -> Child:
     }
     log_file = LogFile(session.run.logs / "coordinator.log")
     return session.spawner.spawn(["clawq.control.coordinator", session.run.id], log_file, env, pipes=True)
-
-
-def run_folder_of(record: RunRecord) -> Path:
-    """Where a registered run keeps its files, on its learner's host."""
-    return Path(str(record.learner.get("folder", "")))

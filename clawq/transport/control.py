@@ -8,8 +8,7 @@ What it does not do: decide anything. Who is alive, what to start and when to st
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -361,15 +360,3 @@ def end_run(client: redis.Redis, keys: RunKeys) -> None:
         pipe.hset(keys.control, mapping={"stop": 1, "window_bytes": 1, "config_epoch": 0})
         pipe.expire(keys.control, _TOMBSTONE_S)
         pipe.execute()
-
-
-def wait_for_control(
-    record: ControlRecord, timeout_s: float, clock: Callable[[], float] = time.monotonic
-) -> Control | None:
-    """The control record once it exists, or None after `timeout_s`."""
-    deadline = clock() + timeout_s
-    while True:
-        control = record.read()
-        if control is not None or clock() >= deadline:
-            return control
-        time.sleep(min(0.05, max(0.0, deadline - clock())))

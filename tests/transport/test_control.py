@@ -16,7 +16,6 @@ from clawq.transport.control import (
     RunRecord,
     RunRegistry,
     delete_run,
-    wait_for_control,
 )
 from clawq.transport.keys import RUNS_KEY, RunKeys, new_tag
 from clawq.transport.server import EmbeddedRedis
@@ -130,15 +129,6 @@ def test_dead_letters_keep_heads_and_exact_counts(data_client: Any, run_keys: Ru
     _, fields = data_client.xrevrange(run_keys.dead_letters, count=1)[0]
     assert fields[b"id"] == b"1-499"
     assert fields[b"size_bytes"] == b"100000"
-
-
-def test_waiting_for_the_control_record_ends_when_it_is_there_or_when_time_is_up(
-    data_client: redis.Redis, run_keys: RunKeys
-) -> None:
-    record = ControlRecord(data_client, run_keys)
-    assert wait_for_control(record, 0.02) is None
-    record.write(window_bytes=1, config_epoch=1)
-    assert wait_for_control(record, 5.0) == record.read()
 
 
 def test_deleting_a_run_leaves_nothing_of_it_and_touches_no_other(data_client: redis.Redis, run_keys: RunKeys) -> None:
