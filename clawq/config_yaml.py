@@ -32,7 +32,6 @@ class Mistake(NamedTuple):
         return f"{self.at}: {self.text}" if self.at else self.text
 
 
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file as a mapping of JSON types. Raises ConfigError in plain words for all that can be wrong with a file."""
     try:

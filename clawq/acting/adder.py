@@ -187,7 +187,9 @@ class Adder:
             rows.reward[t, env] = 0.0
             log.warning(
                 "env %d of %s went non-finite after %d steps; its episode is dropped and it is restarted",
-                env, self._origin.slot, self._episodes.length[env],
+                env,
+                self._origin.slot,
+                self._episodes.length[env],
             )
 
 
@@ -210,9 +212,7 @@ class _OpenEpisodes:
         beyond = (self.index == index) & (self.t >= steps)
         self.index[beyond], self.t[beyond] = index + 1, 0
 
-    def step(
-        self, reward: FloatArray, valid: BoolArray, ended: BoolArray, success: FloatArray
-    ) -> list[EpisodeSummary]:
+    def step(self, reward: FloatArray, valid: BoolArray, ended: BoolArray, success: FloatArray) -> list[EpisodeSummary]:
         """Add one step; returns the episodes that it ended."""
         self.length += valid
         self.episode_return += np.where(valid, reward, 0.0)
@@ -238,9 +238,7 @@ class _Rows:
         self.valid = np.empty((capacity, n), np.bool_)
         self.episodes: list[EpisodeSummary] = []
         self.voided: list[Voided] = []
-        self._finals: dict[str, list[Array]] = {
-            k: [np.empty((0, *a.shape), a.dtype)] for k, a in spec.obs.items()
-        }
+        self._finals: dict[str, list[Array]] = {k: [np.empty((0, *a.shape), a.dtype)] for k, a in spec.obs.items()}
         self._extras: dict[str, list[Array]] = {}
 
     def add(self, action: FloatArray, extras: Obs, result: StepResult) -> int:

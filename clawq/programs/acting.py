@@ -83,9 +83,7 @@ class ActingSession:
         limits = Limits(config.actors.fragment_s, config.actors.fragment_bytes)
         adder = Adder(spec, self._env.num_envs, origin, limits)
         self._progress = progress
-        self._loop = RolloutLoop(
-            self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready
-        )
+        self._loop = RolloutLoop(self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready)
         try:
             self._loop.reset(env_seeds(seed, self._env.num_envs))
         except BaseException:

@@ -107,8 +107,15 @@ def draw(training: Sequence[Row], evaluations: Sequence[Row], title: str, out: P
         if marked:
             spread = [_number(row, "eval/std_return") or 0.0 for row in marked]
             axes.errorbar(
-                [float(row[key]) for row in marked], [float(row["eval/mean_return"]) for row in marked], yerr=spread,
-                color="#c2571a", marker="o", markersize=4, linewidth=1.4, capsize=2, label="evaluation, mean ± std",
+                [float(row[key]) for row in marked],
+                [float(row["eval/mean_return"]) for row in marked],
+                yerr=spread,
+                color="#c2571a",
+                marker="o",
+                markersize=4,
+                linewidth=1.4,
+                capsize=2,
+                label="evaluation, mean ± std",
             )
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)

@@ -70,9 +70,7 @@ class Link:
         after_event: the run's events up to this id are of earlier sessions, and not for this one.
     """
 
-    def __init__(
-        self, wires: Wires, desired: Control, stream_budget_bytes: int, after_event: str = "0-0"
-    ) -> None:
+    def __init__(self, wires: Wires, desired: Control, stream_budget_bytes: int, after_event: str = "0-0") -> None:
         self._wires = wires
         self._desired = desired
         self._stream_budget_bytes = stream_budget_bytes
@@ -277,4 +275,3 @@ class Link:
         if self.trouble is not None:
             log.warning("Redis is back")
         self.trouble = None
-

@@ -327,9 +327,7 @@ class MemoryWeights:
         return Weights(version, copies, kept.updates, kept.metadata)
 
 
-def _same(
-    kept: Weights | None, arrays: Mapping[str, Any], updates: int, metadata: Mapping[str, Any] | None
-) -> bool:
+def _same(kept: Weights | None, arrays: Mapping[str, Any], updates: int, metadata: Mapping[str, Any] | None) -> bool:
     """Whether exactly these weights are kept."""
     if kept is None or (kept.updates, kept.metadata) != (updates, dict(metadata or {})):
         return False

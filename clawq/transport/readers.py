@@ -209,8 +209,7 @@ class StreamReader:
                 raise translate(length, describe(self._client)) from length
         with self._lock:
             self._unread = {
-                slot: max(0, length - self._retained.entries(slot))
-                for slot, length in zip(slots, lengths, strict=True)
+                slot: max(0, length - self._retained.entries(slot)) for slot, length in zip(slots, lengths, strict=True)
             }
 
     def trim(self, checkpointed: Mapping[str, str], budget_bytes: int) -> int:

@@ -144,8 +144,6 @@ def make_actor(
     loader = PolicyLoader(config, spec)
     loader.start()
     adder = Adder(spec, n, Origin(tag, "bench", slot, seed), Limits(actors.fragment_s, actors.fragment_bytes))
-    loop = RolloutLoop(
-        env, TimedActor(noise, loader.get, adopted), adder, outbox, sender, policy_ready=loader.ready
-    )
+    loop = RolloutLoop(env, TimedActor(noise, loader.get, adopted), adder, outbox, sender, policy_ready=loader.ready)
     loop.reset(env_seeds(seed, n))
     return Acting(env, loop, sender, loader)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from processes import outliving
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
@@ -55,7 +56,7 @@ class WorkerProcess:
         self.process.send_signal(number)
         status = self.process.wait(timeout_s)
         took_s = time.monotonic() - began
-        return status, took_s, psutil.wait_procs(tree[1:], timeout=1.0)[1]
+        return status, took_s, outliving(tree[1:], 1.0)
 
     def text(self) -> str:
         return self.log.read_text()
@@ -182,7 +183,7 @@ class Bench:
                 tree = worker.tree()
                 worker.process.kill()
                 worker.process.wait()
-                for process in psutil.wait_procs(tree[1:], timeout=5.0)[1]:
+                for process in outliving(tree[1:], 5.0):
                     process.kill()
         for run in self.runs:
             self.registry.remove(run.run_id)

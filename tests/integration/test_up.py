@@ -9,6 +9,7 @@ import psutil
 import pytest
 from clawq_process import Clawq
 from PIL import Image
+from processes import outliving
 
 from clawq.transport.server import sweep_socket_folders
 
@@ -43,7 +44,7 @@ def test_up_trains_shows_itself_and_leaves_nothing_running(clawq: Clawq, eventua
     assert report["final_evaluation"]["success"] >= 0.9
     assert report["final_evaluation"]["episodes"] == 20
     # And all that it started is gone
-    assert not psutil.wait_procs(tree, timeout=2.0)[1]
+    assert not outliving(tree, 2.0)
     assert not list((clawq.folder / "state").glob("redis*.json"))
     assert not list((clawq.folder / "state" / "redis").iterdir())
     # And its folder holds what was promised
@@ -106,7 +107,7 @@ def test_a_second_signal_ends_everything_at_once(clawq: Clawq, eventually: Event
     up.process.send_signal(signal.SIGINT)
     # Then it is gone, with all that it had started
     assert up.wait(3) == 130
-    assert not psutil.wait_procs(tree, timeout=3.0)[1]
+    assert not outliving(tree, 3.0)
     # What only a file can be is swept by the next start (here: at once, without waiting for it to be old).
     sweep_socket_folders(min_age_s=0.0)
 
@@ -123,7 +124,7 @@ def test_killed_with_9_it_leaves_no_orphan(clawq: Clawq, eventually: Eventually,
     else:
         next(p for p in tree if "learner" in p.cmdline() and "start" in p.cmdline()).kill()
         assert up.wait(15) != 0
-    assert not psutil.wait_procs(tree, timeout=5.0)[1]
+    assert not outliving(tree, 5.0)
     sweep_socket_folders(min_age_s=0.0)
 
 

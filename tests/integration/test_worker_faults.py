@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from kombu.connection import Connection
+from processes import outliving
 
 from clawq.control.queues import KEY_PREFIX
 from clawq.transport.client import celery_url
@@ -34,7 +35,7 @@ def test_C5_a_hung_environment_is_ended_with_its_children_reported_and_replaced(
     [failure] = bench.wait_events(run, "actor_failed")
     assert failure.facts["reason"] == "stall"
     assert "faults.py" in failure.facts["error"], "the stack of the hung environment"
-    assert psutil.wait_procs(family, timeout=2.0)[1] == []
+    assert outliving(family, 2.0) == []
     sent = len(bench.entries(run))
     bench.lease(run, 1.0, count=2)
     bench.wait_for(lambda: len(bench.entries(run)) > sent, "the replacement to send")
@@ -52,7 +53,7 @@ def test_C14_a_killed_actor_and_a_killed_pool_child_cost_a_slot_only_for_a_while
         [actor] = worker.actors()
         victim = psutil.Process(actor.ppid()) if kill_the_child else actor
         victim.send_signal(signal.SIGKILL)
-        assert psutil.wait_procs([actor], timeout=2.0)[1] == [], "the actor does not outlive its pool child"
+        assert outliving([actor], 2.0) == [], "the actor does not outlive its pool child"
         before = len(bench.entries(run))
         bench.lease(run, 60.0, count=2)
         bench.wait_for(partial(_more_than, bench, run, before), "the slot to send again", 25.0)

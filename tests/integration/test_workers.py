@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from processes import outliving
 
 from clawq.transport.codec import peek_meta
 from clawq.transport.control import Heartbeats
@@ -103,7 +104,7 @@ def test_C1_C2_four_workers_end_within_five_seconds_and_leave_only_what_they_sen
     statuses = [worker.process.wait(10.0) for worker in bench.workers]
     assert time.monotonic() - began < 5.0, "\n".join(worker.text() for worker in bench.workers)
     assert statuses == [0] * 4
-    assert psutil.wait_procs(trees, timeout=1.0)[1] == []
+    assert outliving(trees, 1.0) == []
     assert {event.facts["reason"] for event in bench.events(run, "lease")} == {"ended"}
     sent = sum(event.facts["fragments"] for event in bench.events(run, "lease"))
     assert len(bench.entries(run)) == sent
@@ -125,7 +126,7 @@ def test_a_second_signal_ends_a_worker_at_once(bench: "Bench") -> None:
     worker.process.send_signal(signal.SIGINT)
     assert worker.process.wait(5.0) == 1
     assert time.monotonic() - began < 1.0
-    assert psutil.wait_procs(tree, timeout=2.0)[1] == []
+    assert outliving(tree, 2.0) == []
 
 
 def test_a_worker_without_redis_says_what_to_do(bench: "Bench", tmp_path: Path) -> None:

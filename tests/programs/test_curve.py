@@ -32,7 +32,10 @@ def test_the_program_draws_a_png(tmp_path: Path) -> None:
     asked = {"folder": str(tmp_path), "out": str(tmp_path / "curve.png")}
     done = subprocess.run(
         [sys.executable, "-m", "clawq.programs.curve"],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=50,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout) == {"file": str(tmp_path / "curve.png"), "points": 60, "evaluations": 2}

@@ -104,7 +104,10 @@ def test_the_program_answers_with_the_version_it_evaluated(
     asked = request(redis_servers, run_keys, 3, out=str(tmp_path / "answer.json"))
     done = subprocess.run(
         [sys.executable, "-m", "clawq.programs.evaluate"],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=50,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,7 +42,10 @@ def request_for(tmp_path: Path) -> dict[str, Any]:
 def test_trained_and_untrained_are_shown_side_by_side(request_for: dict[str, Any], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clawq.programs.record"],
-        input=json.dumps(request_for), capture_output=True, text=True, timeout=50,
+        input=json.dumps(request_for),
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from processes import outliving
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +110,7 @@ class Command:
         self.process.send_signal(number)
         status = self.wait(timeout_s)
         took_s = time.monotonic() - began
-        return status, took_s, psutil.wait_procs(tree, timeout=2.0)[1]
+        return status, took_s, outliving(tree, 2.0)
 
     def kill_tree(self) -> None:
         """Kill it and all that it started."""

@@ -170,9 +170,7 @@ def test_F11_a_flipped_byte_is_noticed(damaged: tuple[Any, str, WeightsReader]) 
         {"meta": b'{"version":1, "updates":1, "metadata":{}, "size_bytes":1e14, "digest":"x", "chunks":95367432}'},
     ],
 )
-def test_F11_any_damage_is_weights_corrupt(
-    damaged: tuple[Any, str, WeightsReader], damage: dict[str, bytes]
-) -> None:
+def test_F11_any_damage_is_weights_corrupt(damaged: tuple[Any, str, WeightsReader], damage: dict[str, bytes]) -> None:
     client, key, reader = damaged
     client.hset(key, mapping=damage)
     with pytest.raises(WeightsCorrupt):
