@@ -55,6 +55,8 @@ def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 10,
+            # A queue that is added joins the next BRPOP; the default of 1 s would hold up a run's first lease.
+            "polling_interval": 0.25,
             "client_name": "clawq-celery",
         },
         task_default_queue=DEFAULT_QUEUE,

@@ -1,9 +1,11 @@
 """The coordinator of one run: `python -m clawq.control.coordinator RUN_ID`, a child of the learner.
 
-Four times a second it looks (registry, queue, heartbeats, control record, events) and does what `reconcile` says: it
-keeps leases waiting and sends evaluations. It holds nothing that it could not derive again, so it may be killed and
-started at any time. A run that is stopped, or not registered (the broker lost it, the learner will register it again),
-has no leases. It ends when its stdin ends, which is when the learner is gone; then the run's queues are emptied.
+It is started early, since Celery takes a while to load, and begins with the first line on its stdin: by then its run is
+registered. Four times a second it looks (registry, queue, heartbeats, control record, events) and does what `reconcile`
+says: it keeps leases waiting and sends evaluations. It holds nothing that it could not derive again, so it may be
+killed and started at any time. A run that is stopped, or not registered (the broker lost it, the learner will register
+it again), has no leases. It ends when its stdin ends, which is when the learner is gone; then the run's queues are
+emptied.
 
 Redis being away is waited out. URLs come from CLAWQ_BROKER_URL and CLAWQ_DATA_URL, never from argv.
 """
@@ -185,6 +187,8 @@ def _stdin_ended(timeout_s: float) -> bool:
 def main() -> int:
     """Entry point of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if not os.read(sys.stdin.fileno(), 65_536):
+        return 0
     try:
         broker_url, data_url = HostSettings.from_host().require_urls()
         coordinate(Coordinator(find_run(broker_url, sys.argv[1]), broker_url, data_url))

@@ -1,9 +1,9 @@
 """A worker subscribes to the queues of the runs that exist, and tells each of them that it is there.
 
-A thread looks at the registry of runs about once a second and writes heartbeats; it never touches Celery. A timer of
-Celery's own event loop compares what the thread saw with what the consumer consumes, and adds or cancels queues: in the
-loop's thread, so it works the same with threads, prefork and solo. Nothing is remembered besides: after a reconnect
-Celery consumes what it consumed before, and the comparison goes on from there.
+A thread looks at the registry of runs once a second (oftener while it serves none) and writes heartbeats; it never
+touches Celery. A timer of Celery's own event loop compares what the thread saw with what the consumer consumes, and
+adds or cancels queues: in the loop's thread, so it works the same with threads, prefork and solo. Nothing is remembered
+besides: after a reconnect Celery consumes what it consumed before, and the comparison goes on from there.
 
 While the broker is away the last known runs stay subscribed. Cancelling a queue loses nothing: a message that was
 already on its way goes back to the queue.
@@ -31,9 +31,11 @@ from clawq.transport.control import Heartbeat, Heartbeats, RunRecord, RunRegistr
 
 log = logging.getLogger(__name__)
 
-#: How often the registry is read and heartbeats are written, and how often the consumer is compared, seconds.
-WATCH_S = 1.0
-COMPARE_S = 0.5
+#: How often the registry is read and heartbeats are written, seconds; and the same while there is nothing to serve: the
+#: first run shall not wait.
+WATCH_S, IDLE_WATCH_S = 1.0, 0.2
+#: How often the consumer is compared with that, seconds; nothing is asked of anybody then.
+COMPARE_S = 0.1
 _ROLLOUT = "clawq.rollout"
 
 
@@ -69,7 +71,7 @@ class Watch:
         return self._identity.shutdown.begun
 
     def _run(self) -> None:
-        while not self._identity.shutdown.wait(WATCH_S if self.wanted is not None else 0.2):
+        while not self._identity.shutdown.wait(WATCH_S if self._runs else IDLE_WATCH_S):
             try:
                 self._look()
                 self._beat()

@@ -1,7 +1,7 @@
 """`clawq learner start`: from a configuration to a finished run, in an order that wastes no second.
 
-The run is claimed and registered, and its coordinator started, before torch is imported: so workers get leases and
-their actors boot while the learner is still loading.
+The coordinator loads while the environment is probed; the run is claimed and registered before torch is imported: so
+workers get leases and their actors boot while the learner is still loading.
 """
 
 import logging
@@ -19,12 +19,13 @@ from clawq.cores import thread_env
 from clawq.errors import Interrupted, UserError
 from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder
 from clawq.programs.servers import servers_for
-from clawq.programs.session import invite_actors, open_session
+from clawq.programs.session import invite_actors, open_session, start_coordinator
 from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
 from clawq.specs import EnvSpec
+from clawq.transport.keys import new_tag
 
 #: How long the environment may take to say what it is, seconds (a first run may compile or unpack assets).
 PROBE_S = 180.0
@@ -57,21 +58,27 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
         raise UserError("a new run needs a configuration")
     wanted = new_run_id(config, time.time()) if order.run_id is None else order.run_id
     run_id, folder = (wanted, prepare_folder(config, wanted)) if kept is None else (kept.id, kept.folder)
+    tag, logs = new_tag() if kept is None else kept.tag, folder / "logs"
     with only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
-        spec = probe(config, spawner, LogFile(folder / "logs" / "probe.log"), stop)
-        run = create_run(config, run_id, spec) if kept is None else kept
-        check_same_spec(run, spec)
-        log_to(run.logs / "learner.log")
-        say(f"run {run.id} in {run.folder}")
-        with open_session(run, servers.broker_url, servers.data_url, spawner) as session:
-            if kept is None:
-                invite_actors(session)
-            check_not_stopped(stop)
-            from clawq.programs.learner import run_learner
+        urls = servers.broker_url, servers.data_url
+        coordinator = start_coordinator(spawner, run_id, tag, logs, *urls)
+        try:
+            spec = probe(config, spawner, LogFile(logs / "probe.log"), stop)
+            run = create_run(config, run_id, spec, tag) if kept is None else kept
+            check_same_spec(run, spec)
+            log_to(run.logs / "learner.log")
+            say(f"run {run.id} in {run.folder}")
+            with open_session(run, *urls, spawner, coordinator) as session:
+                if kept is None:
+                    invite_actors(session)
+                check_not_stopped(stop)
+                from clawq.programs.learner import run_learner
 
-            # That import took seconds.
-            check_not_stopped(stop)
-            return run_learner(session, stop, say, resume=kept is not None)
+                # That import took seconds.
+                check_not_stopped(stop)
+                return run_learner(session, stop, say, resume=kept is not None)
+        finally:
+            coordinator.end_tree()
 
 
 def probe(config: RunConfig, spawner: Spawner, log_file: LogFile, stop: threading.Event) -> EnvSpec:

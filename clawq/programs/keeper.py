@@ -5,6 +5,7 @@ pause that doubles while it keeps ending. A broker that came back empty is told 
 learner's own thread; a broker that is away is waited out.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -32,21 +33,21 @@ class Keeper:
     Args:
         record: of the run.
         broker: client of the broker.
-        start: starts a coordinator.
+        start: starts a coordinator, which waits for a line on its stdin.
+        child: one that was started already.
 
     Attributes:
         child: the coordinator, None between two of them.
         restarts: how often it was started again.
     """
 
-    def __init__(self, record: RunRecord, broker: Any, start: Callable[[], Child]) -> None:
+    def __init__(self, record: RunRecord, broker: Any, start: Callable[[], Child], child: Child | None = None) -> None:
         self._record, self._registry, self._start = record, RunRegistry(broker), start
         self._ending = threading.Event()
-        self.child: Child | None = None
         self._age_s = self._pause_s = 0.0
         self.restarts = 0
         self._registry.add(record)
-        self.child = start()
+        self.child: Child | None = begin(child or start())
         self._thread = threading.Thread(target=self._run, name="clawq-keeper", daemon=True)
         self._thread.start()
 
@@ -78,9 +79,18 @@ class Keeper:
             self._age_s = 0.0
             log.warning("the coordinator ended (status %d) and is started again\n%s", status, words)
         if self._age_s + LOOK_S >= self._pause_s:
-            self.child = self._start()
+            self.child = begin(self._start())
             self._age_s = 0.0
             self.restarts += 1
+
+
+def begin(coordinator: Child) -> Child:
+    """Tell a coordinator that its run is registered; returns it."""
+    # One that has ended already is noticed by the next look.
+    with contextlib.suppress(OSError):
+        assert coordinator.stdin is not None
+        coordinator.stdin.write(b"begin\n")
+    return coordinator
 
 
 __all__ = ["Keeper"]

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.specs import EnvSpec
 from clawq.transport.client import redact
+from clawq.transport.keys import new_tag
 
 log = logging.getLogger(__name__)
 
@@ -173,9 +173,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def create_run(config: RunConfig, run_id: str, spec: EnvSpec) -> Run:
+def create_run(config: RunConfig, run_id: str, spec: EnvSpec, tag: str | None = None) -> Run:
     """Make a new run in its folder, with a tag of its own."""
-    run = Run(run_id, secrets.token_hex(16), prepare_folder(config, run_id), config, spec)
+    run = Run(run_id, tag or new_tag(), prepare_folder(config, run_id), config, spec)
     make_folders(run)
     with writing(run.folder):
         run.save_config()

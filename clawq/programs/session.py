@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,8 +58,18 @@ class Session:
 
 
 @contextmanager
-def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> Iterator[Session]:
-    """Claim and register the run; afterwards tell its actors to stop, and give everything back."""
+def open_session(
+    run: Run, broker_url: str, data_url: str, spawner: Spawner, coordinator: Child | None = None
+) -> Iterator[Session]:
+    """Claim and register the run; afterwards tell its actors to stop, and give everything back.
+
+    Args:
+        run: to be opened.
+        broker_url: Celery and the registry.
+        data_url: everything else.
+        spawner: starts coordinators.
+        coordinator: the first one, if it has been started already (see `start_coordinator`).
+    """
     broker, data = connect(broker_url), connect(data_url)
     check_server(broker, "broker")
     check_server(data, "data")
@@ -84,7 +96,8 @@ def open_session(run: Run, broker_url: str, data_url: str, spawner: Spawner) -> 
     session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
     try:
         session.after_event = Events(data, keys).newest_id()
-        session.keeper = Keeper(record, broker, lambda: start_coordinator(session))
+        start = partial(start_coordinator, spawner, run.id, run.tag, run.logs, broker_url, data_url)
+        session.keeper = Keeper(record, broker, start, coordinator)
         yield session
     finally:
         if session.keeper is not None:
@@ -131,12 +144,8 @@ def close_session(session: Session) -> None:
         session.data.close()
 
 
-def start_coordinator(session: Session) -> Child:
-    """Exec the coordinator; it ends with us."""
-    env = {
-        "CLAWQ_BROKER_URL": session.broker_url,
-        "CLAWQ_DATA_URL": session.data_url,
-        "CLAWQ_RUN": session.run.tag,
-    }
-    log_file = LogFile(session.run.logs / "coordinator.log")
-    return session.spawner.spawn(["clawq.control.coordinator", session.run.id], log_file, env, pipes=True)
+def start_coordinator(spawner: Spawner, run_id: str, tag: str, logs: Path, broker_url: str, data_url: str) -> Child:
+    """Exec a coordinator: it loads Celery, and begins when it is told that its run is registered. It ends with us."""
+    env = {"CLAWQ_BROKER_URL": broker_url, "CLAWQ_DATA_URL": data_url, "CLAWQ_RUN": tag}
+    log_file = LogFile(logs / "coordinator.log")
+    return spawner.spawn(["clawq.control.coordinator", run_id], log_file, env, pipes=True)

@@ -36,8 +36,11 @@ def coordinators(bench: "Bench") -> Iterator[list["subprocess.Popen[bytes]"]]:
 def coordinate(bench: "Bench", run: RunRecord, started: list["subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "clawq.control.coordinator", run.run_id]
     with (bench.folder / "coordinator.log").open("ab") as log:
-        started.append(subprocess.Popen(command, env=bench.env(), stdin=subprocess.PIPE, stderr=log))
-    return started[-1]
+        process = subprocess.Popen(command, env=bench.env(), stdin=subprocess.PIPE, stderr=log, bufsize=0)
+    started.append(process)
+    assert process.stdin is not None
+    process.stdin.write(b"begin\n")
+    return process
 
 
 def publish_td3(bench: "Bench", run: RunRecord, version: int) -> None:
@@ -127,4 +130,14 @@ def test_a_run_that_is_not_registered_has_no_leases_until_it_is_again(
     assert coordinator.stdin is not None
     coordinator.stdin.close()
     assert coordinator.wait(10.0) == 0
+    assert waiting(bench, run) == 0
+
+
+def test_a_coordinator_that_is_never_told_to_begin_sends_nothing_and_ends_with_its_stdin(bench: "Bench") -> None:
+    run = bench.run("unborn")
+    command = [sys.executable, "-m", "clawq.control.coordinator", run.run_id]
+    process = subprocess.Popen(command, env=bench.env(), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20.0) == 0
     assert waiting(bench, run) == 0
