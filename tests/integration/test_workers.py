@@ -112,12 +112,12 @@ def test_C1_C2_four_workers_end_within_five_seconds_and_leave_only_what_they_sen
     assert {path for path in Path("/dev/shm").iterdir() if path.name.startswith("sem.")} <= shared_memory
 
 
-def test_a_second_signal_ends_a_worker_at_once(bench: "Bench") -> None:
-    run = bench.run("stuck", {"fault": {"kind": "hang", "at": 20}})
+def test_a_second_signal_ends_a_worker_at_once(bench: "Bench", tmp_path: Path) -> None:
+    hung = tmp_path / "hung"
+    run = bench.run("stuck", {"fault": {"kind": "hang", "at": 20, "once_file": str(hung)}})
     worker = bench.worker()
     bench.lease(run, 60.0)
-    bench.wait_for(worker.actors, "the actor")
-    bench.wait_for(lambda: bench.data.hlen(run.keys.slots) == 1, "the slot")
+    bench.wait_for(hung.exists, "the environment to hang")
     tree = worker.tree()
     worker.process.send_signal(signal.SIGINT)
     time_between_signals_s = 0.2
