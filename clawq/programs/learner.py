@@ -19,31 +19,21 @@ from typing import Any
 import psutil
 import torch
 
-from clawq import plugins
 from clawq.config import RunConfig
-from clawq.core import AlgorithmPlugin, Control
+from clawq.core import Control
 from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
-from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
-from clawq.programs.intake import Intake
 from clawq.programs.link import Link, Wires
-from clawq.programs.parts import Parts
+from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, writing
 from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
-from clawq.programs.updater import Updater
-from clawq.replay.consumer import Consumer
-from clawq.replay.rate_limiter import make_limiter
 from clawq.replay.refill import refill
-from clawq.replay.ring import ReplayRing, forecast_bytes
-from clawq.replay.samplers import UniformSampler
-from clawq.replay.staleness import StalenessRule
-from clawq.replay.validation import Examiner, FragmentCheck
+from clawq.replay.ring import forecast_bytes
 from clawq.transport.client import max_memory_bytes
-from clawq.transport.codec import decode
 from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
 from clawq.transport.readers import StreamReader
 from clawq.transport.weights import WeightsPublisher
@@ -54,8 +44,6 @@ STREAM_SHARE = 0.55
 UNLIMITED_STREAM_BYTES = 1_000_000_000
 #: Share of the free memory that the ring may take.
 RING_SHARE = 0.8
-#: Steps of each env in a fragment that is ended by time (0.3 s of a hand simulator), with room to spare.
-TYPICAL_STEPS = 32
 #: How long ending may take until threads and children are left behind or killed, seconds.
 END_S = 5.0
 
@@ -130,59 +118,25 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
 
 def build(session: Session, device: str, resume: bool, say: Callable[[str], None]) -> tuple[Trainer, Any]:
     """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
-    run, config = session.run, session.run.config
+    run, config, data, keys = session.run, session.run.config, session.data, session.keys
     check_ring_fits(run, device)
-    plugin: AlgorithmPlugin = plugins.load("algorithms", config.algorithm.name)
-    options = plugin.Options.model_validate(config.algorithm.options)
-    algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
-    checkpoints = Checkpoints(run.checkpoints, config.learner.keep_checkpoints)
-    state = restore(checkpoints, run, say) if resume else None
-    reader = StreamReader(session.data, session.keys, cursors=state["consumer"]["cursors"] if state else None)
-    dead_letters = DeadLetters(session.data, session.keys)
-    ring = ReplayRing(run.spec, config.replay.capacity, device)
-    generator = torch.Generator().manual_seed(config.seed)
-    limit = config.rate_limit
-    limiter = make_limiter(
-        limit.samples_per_insert,
-        limit.min_size_to_sample,
-        limit.error_buffer,
-        config.replay.batch_size,
-        largest_fragment_steps(run),
-    )
-    versions = Versions()
-    examiner = Examiner(decode, FragmentCheck(run.spec, run.tag))
-    consumer = Consumer(
-        reader,
-        examiner,
-        StalenessRule(config.actors.max_policy_lag),
-        versions.current,
-        dead_letters.append,
-        state=state["consumer"] if state else None,
-        staged_bytes=config.redis.window_bytes,
-    )
-    publisher = WeightsPublisher(session.data, session.keys, session.claim, config.learner.keep_weights)
+    state = restore(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
+    reader = StreamReader(data, keys, cursors=state["consumer"]["cursors"] if state else None)
+    publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
     wires = Wires(
         claim=session.claim,
         publisher=publisher,
-        control=ControlRecord(session.data, session.keys, session.claim),
-        events=Events(session.data, session.keys),
-        board=Board(session.data, session.keys),
+        control=ControlRecord(data, keys, session.claim),
+        events=Events(data, keys),
+        board=Board(data, keys),
         reader=reader,
-        heartbeats=Heartbeats(session.data, session.keys),
+        heartbeats=Heartbeats(data, keys),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
-    parts = Parts(
-        config=config,
-        consumer=consumer,
-        ring=ring,
-        sampler=UniformSampler(ring, generator),
-        limiter=limiter,
-        intake=Intake(consumer, ring, limiter, algorithm),
-        updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
-        link=Link(wires, desired, stream_budget(session), session.after_event),
-        checkpoints=checkpoints,
-        budget=BudgetMeter(config.budget),
-    )
+    link = Link(wires, desired, stream_budget(session), session.after_event)
+    versions = Versions()
+    outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
+    parts = make_parts(run, device, outside, state["consumer"] if state else None)
     writers = open_writers(config.metrics, run.folder)
     identity = {"format": 1, "run": run.id, "tag": run.tag, "env": run.spec.fingerprint}
     trainer = Trainer(parts, identity, writers.write)
@@ -190,11 +144,11 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
     trainer.version = publisher.head()
     if state is not None:
         trainer.load_state_dict(state, publisher.head())
-        refill(ring, reader.read_back(state["consumer"]["cursors"]), examiner)
-        limiter.rebase(ring.size)
+        refill(parts.ring, reader.read_back(state["consumer"]["cursors"]), make_examiner(run))
+        parts.limiter.rebase(parts.ring.size)
         say(
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
-            f"weights {trainer.version}; {ring.size} env steps came back from the streams"
+            f"weights {trainer.version}; {parts.ring.size} env steps came back from the streams"
         )
     return trainer, writers
 
@@ -237,17 +191,6 @@ def check_ring_fits(run: Run, device: str) -> None:
             f"{device}, where {free / 1e9:.1f} GB are free; at most {most // each} env steps fit "
             f"(replay.capacity={most // each})"
         )
-
-
-def largest_fragment_steps(run: Run) -> int:
-    """Env steps of a large fragment: what fills `actors.fragment_bytes`, but not more than TYPICAL_STEPS a side.
-
-    A fragment is usually ended by time, long before its bytes; a limiter made for the largest possible one would be so
-    loose that a short run never feels it. (Larger ones are let in as if they had this size.)
-    """
-    envs = run.config.environment.num_envs
-    by_bytes = run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1
-    return envs * min(by_bytes, TYPICAL_STEPS)
 
 
 def stream_budget(session: Session) -> int:

@@ -1,17 +1,51 @@
-"""The parts of a learner, as one value: put together by `programs.learner`, used by trainer, gauges and finish."""
+"""The parts of a learner, as one value, and how they are put together; used by trainer, gauges and finish.
 
+They know the outside (streams, weights, events) only by the four things in `Outside`, so that a learner over Redis and
+one over the in-process twin of the transport (ops/bench/twin.py) are the same but for these.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from clawq import plugins
 from clawq.config import RunConfig
+from clawq.core import AlgorithmPlugin, Entry, FragmentSource
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
+from clawq.programs.run import Run
 from clawq.programs.updater import Updater
 from clawq.replay.consumer import Consumer
-from clawq.replay.rate_limiter import Unlimited
-from clawq.replay.ring import ReplayRing
+from clawq.replay.rate_limiter import Unlimited, make_limiter
+from clawq.replay.ring import ReplayRing, forecast_bytes
 from clawq.replay.samplers import UniformSampler
+from clawq.replay.staleness import StalenessRule
+from clawq.replay.validation import Examiner, FragmentCheck
+from clawq.transport.codec import decode
+
+#: Steps of each env in a fragment that is ended by time (0.3 s of a hand simulator), with room to spare.
+TYPICAL_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a learner's parts are joined to.
+
+    Attributes:
+        source: of fragments.
+        link: where weights and notices go.
+        dead_letter: keeps (entry, reason, detail) of a faulty entry.
+        version: gives the learner's weights version now.
+    """
+
+    source: FragmentSource
+    link: Link
+    dead_letter: Callable[[Entry, str, str], None]
+    version: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +62,64 @@ class Parts:
     link: Link
     checkpoints: Checkpoints
     budget: BudgetMeter
+
+
+def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, Any] | None = None) -> Parts:
+    """Put a learner together.
+
+    Args:
+        run: whose learner.
+        device: torch device of networks and ring.
+        outside: see Outside.
+        consumed: state of the consumer in a checkpoint; None = begin with the streams.
+    """
+    config = run.config
+    plugin: AlgorithmPlugin = plugins.load("algorithms", config.algorithm.name)
+    options = plugin.Options.model_validate(config.algorithm.options)
+    algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
+    ring = ReplayRing(run.spec, config.replay.capacity, device)
+    limit = config.rate_limit
+    limiter = make_limiter(
+        limit.samples_per_insert,
+        limit.min_size_to_sample,
+        limit.error_buffer,
+        config.replay.batch_size,
+        largest_fragment_steps(run),
+    )
+    consumer = Consumer(
+        outside.source,
+        make_examiner(run),
+        StalenessRule(config.actors.max_policy_lag),
+        outside.version,
+        outside.dead_letter,
+        state=consumed,
+        staged_bytes=config.redis.window_bytes,
+    )
+    return Parts(
+        config=config,
+        consumer=consumer,
+        ring=ring,
+        sampler=UniformSampler(ring, torch.Generator().manual_seed(config.seed)),
+        limiter=limiter,
+        intake=Intake(consumer, ring, limiter, algorithm),
+        updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
+        link=outside.link,
+        checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
+        budget=BudgetMeter(config.budget),
+    )
+
+
+def make_examiner(run: Run) -> Examiner:
+    """Decodes and checks the fragments of a run."""
+    return Examiner(decode, FragmentCheck(run.spec, run.tag))
+
+
+def largest_fragment_steps(run: Run) -> int:
+    """Env steps of a large fragment: what fills `actors.fragment_bytes`, but not more than TYPICAL_STEPS a side.
+
+    A fragment is usually ended by time, long before its bytes; a limiter made for the largest possible one would be so
+    loose that a short run never feels it. (Larger ones are let in as if they had this size.)
+    """
+    envs = run.config.environment.num_envs
+    by_bytes = run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1
+    return envs * min(by_bytes, TYPICAL_STEPS)

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,8 @@ class Bench:
         self.quick: bool = options.quick
         self.commit: bool = options.commit
         self._name = name
+        # A `timeout` must not leave what was started: end through every `finally`.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         self._before = os.getloadavg()
         self._facts = machine_facts()
 

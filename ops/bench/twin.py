@@ -23,26 +23,15 @@ import torch
 
 from clawq.config import RunConfig
 from clawq.config_file import load_config
+from clawq.core import Entry
 from clawq.cores import available_cores, plan_cores, thread_env
 from clawq.metrics import open_writers
-from clawq.programs.budget import BudgetMeter
-from clawq.programs.checkpoint import Checkpoints
-from clawq.programs.intake import Intake
-from clawq.programs.learner import largest_fragment_steps
 from clawq.programs.link import Link, Outgoing
-from clawq.programs.parts import Parts
+from clawq.programs.parts import Outside, make_parts
 from clawq.programs.run import Run, create_run
 from clawq.programs.train import Trainer
-from clawq.programs.updater import Updater
-from clawq.replay.consumer import Consumer
-from clawq.replay.rate_limiter import make_limiter
-from clawq.replay.ring import ReplayRing
-from clawq.replay.samplers import UniformSampler
-from clawq.replay.staleness import StalenessRule
-from clawq.replay.validation import Examiner, FragmentCheck
-from clawq.transport.codec import decode
 from clawq.transport.memory import MemoryTransport
-from ops.bench.hands import make_actor, make_algorithm, make_env
+from ops.bench.hands import make_actor, make_env
 from ops.bench.pipe import connect_line, serve
 
 SLOT = "twin"
@@ -89,39 +78,15 @@ class DirectLink:
 
 def make_trainer(run: Run, transport: MemoryTransport) -> tuple[Trainer, Any]:
     """As `clawq.programs.learner.build`, over the in-memory transport."""
-    config = run.config
-    algorithm, source = make_algorithm(config, run.spec), transport.source()
-    ring = ReplayRing(run.spec, config.replay.capacity, "cpu")
-    limit = config.rate_limit
-    limiter = make_limiter(
-        limit.samples_per_insert,
-        limit.min_size_to_sample,
-        limit.error_buffer,
-        config.replay.batch_size,
-        largest_fragment_steps(run),
-    )
-    consumer = Consumer(
-        source,
-        Examiner(decode, FragmentCheck(run.spec, run.tag)),
-        StalenessRule(config.actors.max_policy_lag),
-        lambda: 0,
-        lambda entry, reason, detail: print(f"refused: {reason} {detail}", file=sys.stderr),
-        staged_bytes=config.redis.window_bytes,
-    )
-    parts = Parts(
-        config=config,
-        consumer=consumer,
-        ring=ring,
-        sampler=UniformSampler(ring, torch.Generator().manual_seed(config.seed)),
-        limiter=limiter,
-        intake=Intake(consumer, ring, limiter, algorithm),
-        updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
-        link=cast(Link, DirectLink(transport, source)),
-        checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
-        budget=BudgetMeter(config.budget),
-    )
-    writers = open_writers(config.metrics, run.folder)
-    return Trainer(parts, {"tag": run.tag}, writers.write), writers
+    source = transport.source()
+    outside = Outside(source, cast(Link, DirectLink(transport, source)), refused, lambda: 0)
+    writers = open_writers(run.config.metrics, run.folder)
+    return Trainer(make_parts(run, "cpu", outside), {"tag": run.tag}, writers.write), writers
+
+
+def refused(entry: Entry, reason: str, detail: str) -> None:
+    """Nothing should be."""
+    print(f"refused: {reason} {detail}", file=sys.stderr)
 
 
 def learn(words: list[str]) -> None:

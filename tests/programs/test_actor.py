@@ -276,9 +276,9 @@ def test_a_lease_of_another_run_builds_anew(
     other = Run(data_client, RunKeys(new_tag()))
     run.begin()
     other.begin()
-    actor.lease(run.described(), 0.2)
+    actor.lease(run.described(), 2.0)
     actor.next("done")
-    actor.lease(other.described(), 0.2)
+    actor.lease(other.described(), 2.0)
     actor.next("done")
     eventually(lambda: run.fragments() and other.fragments(), "fragments of both")
     assert {f.meta.run for f in run.seen} == {run.keys.tag}
