@@ -353,7 +353,7 @@ def test_C54_a_rerun_has_the_same_first_rows_and_a_restart_has_others(
 ) -> None:
     def first_fragment(actor: ActorUnderTest, run: Run) -> Fragment:
         seen = len(run.fragments())
-        actor.lease(run.described(), 0.2)
+        actor.lease(run.described(), 2.0)
         actor.next("done")
         eventually(lambda: len(run.fragments()) > seen, "fragments")
         return run.seen[seen]
