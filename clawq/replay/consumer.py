@@ -83,10 +83,6 @@ class Consumer:
         """
         return self._staging.take(most, timeout_s)
 
-    def next_steps(self) -> int | None:
-        """T·N of the fragment that `take` would give first, or None: what to ask the rate limiter about."""
-        return self._staging.next_steps()
-
     def commit(self, staged: Staged) -> None:
         """Say that a taken fragment is in the ring."""
         self._staging.commit(staged)

@@ -105,14 +105,6 @@ class Staging:
             self._changed.notify_all()
             return taken
 
-    def next_steps(self) -> int | None:
-        """T·N of the fragment that `take` would give first, or None."""
-        with self._changed:
-            if not self._queue:
-                return None
-            meta = self._queue[0].fragment.meta
-            return meta.steps * meta.envs
-
     def commit(self, staged: Staged) -> None:
         """Settle a taken fragment as committed. Raises ValueError if it is not open."""
         entry = staged.entry

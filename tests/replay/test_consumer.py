@@ -168,14 +168,6 @@ def test_a_cursor_does_not_pass_a_fragment_that_is_not_committed(fed: Fed, consu
     assert consumer.committed_cursors() == {"s": "1-4"}
 
 
-def test_next_steps_tells_what_would_be_inserted_next(fed: Fed, consumer_of: Make, eventually: Eventually) -> None:
-    consumer = consumer_of()
-    assert consumer.next_steps() is None
-    fed.feed([entry_of(next(made(steps=5, envs=3)))])
-    eventually(consumer.next_steps, "a fragment is staged")
-    assert consumer.next_steps() == 15
-
-
 def test_every_kind_of_fault_is_counted_by_its_reason_and_kept_as_a_dead_letter(
     fed: Fed, consumer_of: Make, letters: Letters
 ) -> None:
