@@ -181,7 +181,7 @@ def follow(run_id: str, servers: Servers, household: Household, display: Display
         display.show(look())
     if learner.exited():
         speech.join(2.0)
-        display.show(look())
+        display.show({**look(), "stage": "ended"})
 
 
 def board_reader(run_id: str, servers: Servers) -> Callable[[], Mapping[str, float | str]]:
