@@ -33,6 +33,8 @@ from clawq.spawning.logfile import LogFile
 TAG_VARIABLE = "CLAWQ_CHILD"
 #: Environment variable with the file descriptor of the control socket.
 CONTROL_FD_VARIABLE = "CLAWQ_CONTROL_FD"
+#: How long a killed process may take to be dead, seconds.
+DEATH_S = 2.0
 #: How often the logs of living children are brought under their bounds, seconds.
 TRIM_S = 5.0
 
@@ -130,12 +132,13 @@ class Child:
 def kill_tagged(variable: str, value: str) -> int:
     """SIGKILL every process of ours with `variable=value` in its environment; returns how many there were.
 
-    A pidfd is opened before the environment is read, so the signal cannot reach a process that took over the pid.
+    A pidfd is opened before the environment is read, so the signal cannot reach a process that took over the pid. They
+    are dead on return, unless one is blocked in the kernel for longer than DEATH_S.
     """
     if not Path("/proc/self/environ").exists():
         return 0
     wanted = f"{variable}={value}".encode()
-    killed = 0
+    killed: list[int] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -146,10 +149,14 @@ def kill_tagged(variable: str, value: str) -> int:
             try:
                 if wanted in Path(f"/proc/{entry.name}/environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    killed += 1
+                    killed.append(os.dup(pidfd))
             finally:
                 os.close(pidfd)
-    return killed
+    deadline = time.monotonic() + DEATH_S
+    for pidfd in killed:
+        wait_readable([pidfd], deadline - time.monotonic())
+        os.close(pidfd)
+    return len(killed)
 
 
 class Spawner:
