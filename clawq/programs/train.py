@@ -22,7 +22,7 @@ from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
-from clawq.replay.nstep import gather
+from clawq.replay.nstep import Gatherer
 from clawq.replay.rate_limiter import Patience
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -60,6 +60,8 @@ class Trainer:
         self.notices = Notices(time.monotonic)
         self._identity, self._report = dict(identity), report
         self._gauges = Gauges(parts)
+        replay = parts.config.replay
+        self._gatherer = Gatherer(parts.ring, replay.batch_size, replay.n_step, replay.gamma, replay.reward_scale)
         self._saver = Saver(parts.checkpoints, parts.link.checkpointed)
         self._candidate: Snapshot | None = None
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
@@ -88,13 +90,12 @@ class Trainer:
             self._now_and_then(time.monotonic())
 
     def _update_once(self) -> bool:
-        parts, replay = self.parts, self.parts.config.replay
-        if not parts.limiter.can_sample(replay.batch_size) or parts.ring.size == 0:
+        parts, batch_size = self.parts, self.parts.config.replay.batch_size
+        if not parts.limiter.can_sample(batch_size) or parts.ring.size == 0:
             return False
-        rows = parts.sampler.rows(replay.batch_size)
-        batch = gather(parts.ring, rows, replay.n_step, replay.gamma, replay.reward_scale)
+        batch = self._gatherer.gather(parts.sampler.positions(batch_size))
         parts.updater.update(batch, parts.budget.progress(time.monotonic(), parts.intake.env_steps))
-        parts.limiter.sampled(replay.batch_size)
+        parts.limiter.sampled(batch_size)
         self.stage = "training"
         self._patience.moved("sample")
         return True

@@ -1,11 +1,12 @@
 """Columns of the replay ring: tensors with one row for each ring row, on the learner's device.
 
-`Column` holds one array. `Packed` holds all float32 arrays of a row side by side, so that sampling a row touches one
-place in memory and one kernel gathers everything (on a CPU this halves the time of a batch); its parts are views.
+`Column` holds one array, `Selection` some rows of it. `Packed` holds all float32 arrays of a row side by side, so that
+sampling a row touches one place in memory and one kernel gathers everything (on a CPU this halves the time of a batch);
+its parts are views.
 
-On the CPU a tensor and the numpy array through which it is written share their memory. On CUDA a write goes through
-pinned memory, one asynchronous copy for each contiguous piece; torch's pinned allocator hands a block out again only
-after its copy has finished.
+On the CPU a tensor and the numpy array through which it is written share their memory (`host`). On CUDA a write goes
+through pinned memory, one asynchronous copy for each contiguous piece; torch's pinned allocator hands a block out again
+only after its copy has finished.
 
 Guarantees: a write that passes the end of the ring goes on at its beginning. Does not know what a row means, which
 rows are live, or who reads them; not safe for use by several threads.
@@ -38,10 +39,10 @@ class Column:
 
     Attributes:
         tensor: [capacity, ...] on `device`.
-        host: numpy [capacity, ...]: the same memory on the CPU; a mirror of it where `mirrored`; else None.
+        host: numpy [capacity, ...], the same memory, on the CPU; else None.
     """
 
-    def __init__(self, capacity: int, spec: ArraySpec, device: torch.device, *, mirrored: bool = False) -> None:
+    def __init__(self, capacity: int, spec: ArraySpec, device: torch.device) -> None:
         self.capacity, self.device = capacity, device
         shape, dtype = (capacity, *spec.shape), np.dtype(spec.dtype)
         self.host: Array | None = None
@@ -50,7 +51,6 @@ class Column:
             self.host = np.zeros(shape, dtype)
             self.tensor = torch.from_numpy(self.host)
         else:
-            self.host = np.zeros(shape, dtype) if mirrored else None
             self.tensor = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
 
     def write(self, at: int, rows: Array) -> None:
@@ -58,7 +58,7 @@ class Column:
         if self.host is not None:
             for start, stop, done in pieces(at, len(rows), self.capacity):
                 self.host[start:stop] = rows[done : done + stop - start]
-        if self.device.type != "cpu":
+        else:
             staged = self._stage(len(rows))
             staged.numpy()[...] = rows
             self._send(at, staged)
@@ -66,7 +66,7 @@ class Column:
     @contextmanager
     def block(self, at: int, count: int) -> Iterator[Array]:
         """Room for `count` rows from slot `at` on, to be filled (whole or in part: the rest is undefined)."""
-        if self.host is not None and self.device.type == "cpu" and at + count <= self.capacity:
+        if self.host is not None and at + count <= self.capacity:
             yield self.host[at : at + count]
             return
         staged = self._stage(count)
@@ -74,7 +74,7 @@ class Column:
         if self.host is not None:
             for start, stop, done in pieces(at, count, self.capacity):
                 self.host[start:stop] = staged.numpy()[done : done + stop - start]
-        if self.device.type != "cpu":
+        else:
             self._send(at, staged)
 
     def fill(self, at: int, count: int, value: float) -> None:
@@ -82,7 +82,7 @@ class Column:
         for start, stop, _ in pieces(at, count, self.capacity):
             if self.host is not None:
                 self.host[start:stop] = value
-            if self.device.type != "cpu":
+            else:
                 self.tensor[start:stop].fill_(value)
 
     def put(self, slots: Array, value: float, lane: int | None = None) -> None:
@@ -90,7 +90,7 @@ class Column:
         at = slice(None) if lane is None else lane
         if self.host is not None:
             self.host[(slots, at) if self.host.ndim > 1 else slots] = value
-        if self.device.type != "cpu":
+        else:
             there = torch.from_numpy(slots).to(self.device)
             self.tensor[(there, at) if self.tensor.ndim > 1 else there] = value
 
@@ -111,6 +111,28 @@ class Column:
     def _send(self, at: int, staged: torch.Tensor) -> None:
         for start, stop, done in pieces(at, len(staged), self.capacity):
             self.tensor[start:stop].copy_(staged[done : done + stop - start], non_blocking=True)
+
+
+class Selection:
+    """Memory for `count` rows of a column, filled again and again.
+
+    Attributes:
+        tensor: [count, ...] on the column's device.
+    """
+
+    def __init__(self, column: Column, count: int) -> None:
+        source = column.tensor
+        self._column = column
+        self.tensor = torch.empty((count, *source.shape[1:]), dtype=source.dtype, device=source.device)
+        self._host: Array | None = self.tensor.numpy() if column.host is not None else None
+
+    def fill(self, slots: Array, there: torch.Tensor) -> None:
+        """Copy the rows of slots int64 [count], given on the host and on the column's device."""
+        if self._host is not None and self._column.host is not None:
+            # Cheaper than torch's. Any mode but the default writes to `out` without a detour.
+            self._column.host.take(slots, axis=0, out=self._host, mode="wrap")
+        else:
+            torch.index_select(self._column.tensor, 0, there, out=self.tensor)
 
 
 class Packed(Column):
@@ -134,12 +156,20 @@ class Packed(Column):
     def __contains__(self, name: str) -> bool:
         return name in self._spans
 
+    def span(self, first: str, last: str) -> slice:
+        """The columns of neighbours, from one array to another."""
+        return slice(self._spans[first].start, self._spans[last].stop)
+
     def part(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         """One array of packed rows: [R, width] -> [R, *shape]; a view (contiguous only along its last axes)."""
         span, shape = self._spans[name], self._shapes[name]
         if len(shape) == 1:
             return rows[:, span]
         return rows[:, span].view(-1, *shape) if shape else rows[:, span.start]
+
+    def parts(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """All arrays of packed rows [R, width] by name, as `part` gives them."""
+        return {name: self.part(rows, name) for name in self._spans}
 
     def set_part(self, block: Array, name: str, array: Array) -> None:
         """Write one array [R, *shape] (or with more leading axes, R in all) into packed rows [R, width]."""

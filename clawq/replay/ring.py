@@ -1,5 +1,8 @@
 """The replay ring: env steps as tensors on the learner's device, each observation stored once.
 
+What is computed with lies on the device; what says which rows belong together (`links`, `valid`) lies on the host, so
+that picking rows and walking along them never waits for a GPU.
+
 Rows have absolute positions that only grow; a row lies in slot `position % capacity`, and the rows from `oldest` up to
 (not including) `head` are live. A fragment takes
 
@@ -31,8 +34,9 @@ from clawq.replay.validation import check_schema
 from clawq.specs import ArraySpec, EnvSpec
 from clawq.types import Array, BoolArray, Fragment
 
-#: Where the hop is in `links`.
-HOP = 0
+#: Where hop and weights version are in `links`.
+HOP, VERSION = 0, 1
+HOST = torch.device("cpu")
 #: Bytes of a row beside obs, action, extras: reward and bootstrap, hop and weights version, truncated, valid.
 SCALAR_BYTES = 4 + 4 + 4 + 4 + 1 + 1
 
@@ -70,8 +74,8 @@ class ReplayRing:
     Attributes:
         packed: float32 parts: `obs.<key>`, `extras.<name>`, `action`, `reward`, `bootstrap` (1 − terminated).
         separate: what is not float32, by the same names.
-        links: int32 [capacity, 2]: hop, weights version.
-        valid: bool [capacity]: can the row be sampled? Mirrored on the host.
+        links: int32 [capacity, 2], on the host: hop, weights version.
+        valid: bool [capacity], on the host: can the row be sampled?
         truncated: bool [capacity].
     """
 
@@ -92,9 +96,8 @@ class ReplayRing:
         scalars = {"action": ArraySpec((spec.action.size,)), "reward": ArraySpec(()), "bootstrap": ArraySpec(())}
         self.packed = Packed(capacity, floats | scalars, self.device)
         self.separate = {name: Column(capacity, one, self.device) for name, one in named.items() if name not in floats}
-        self.links = Column(capacity, ArraySpec((2,), "int32"), self.device)
-        # Samplers pick rows on the host, without asking the device: `valid` has a mirror there.
-        self.valid = Column(capacity, ArraySpec((), "bool"), self.device, mirrored=True)
+        self.links = Column(capacity, ArraySpec((2,), "int32"), HOST)
+        self.valid = Column(capacity, ArraySpec((), "bool"), HOST)
         self.truncated = Column(capacity, ArraySpec((), "bool"), self.device)
         self._head = self._oldest = self._size = self._inserted = self._voided = 0
         self._newest = (0, 0)
@@ -135,7 +138,7 @@ class ReplayRing:
 
     @property
     def bytes_per_row(self) -> int:
-        """Device bytes of one row."""
+        """Bytes of one row."""
         return forecast_bytes(self.spec, 1, self.extras)
 
     @property
@@ -153,8 +156,14 @@ class ReplayRing:
     @property
     def valid_slots(self) -> BoolArray:
         """Can the row in each slot be sampled? Bool [capacity] on the host; a view, do not write."""
-        assert self.valid.host is not None  # mirrored: always on the host
+        assert self.valid.host is not None
         return self.valid.host
+
+    def links_of(self, slots: Array) -> Array:
+        """Hops and weights versions of slots int64 [R]: int32 [R, 2], on the host."""
+        assert self.links.host is not None
+        # For scattered rows `take` is several times faster than indexing.
+        return self.links.host.take(slots, axis=0)
 
     def sampleable_rows(self) -> Array:
         """Positions of all rows that can be sampled, ascending, int64 [size]."""
@@ -165,18 +174,9 @@ class ReplayRing:
     def obs_at(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Key -> obs [R, ...] of live rows, int64 [R] on any device (final and tail rows too)."""
         slots = rows.to(self.device) % self.capacity
-        return self.obs_of(self.packed.select(slots), slots)
-
-    def obs_of(self, packed: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Key -> obs [R, ...], given the packed rows [R, width] of slots int64 [R]."""
-        return {key: self._of(f"obs.{key}", packed, slots) for key in self.spec.obs}
-
-    def extras_of(self, packed: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Name -> extras [R, ...], given the packed rows [R, width] of slots int64 [R]."""
-        return {name: self._of(f"extras.{name}", packed, slots) for name in self.extras}
-
-    def _of(self, name: str, packed: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return self.separate[name].select(slots) if name in self.separate else self.packed.part(packed, name)
+        parts = self.packed.parts(self.packed.select(slots))
+        parts |= {name: column.select(slots) for name, column in self.separate.items()}
+        return {key: parts[f"obs.{key}"] for key in self.spec.obs}
 
     # --- changes ------------------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class ReplayRing:
             packed.set_part(first, "reward", fragment.reward)
             packed.set_part(first, "bootstrap", ~fragment.terminated)
         links = np.empty((steps, 2), np.int32)
-        links[:, 0], links[:, 1] = hops(meta.steps, meta.envs, ends), meta.weights_version
+        links[:, HOP], links[:, VERSION] = hops(meta.steps, meta.envs, ends), meta.weights_version
         self.links.write(at, links)
         self.truncated.write(at, fragment.truncated.reshape(-1))
         self.valid.write(at, fragment.valid.reshape(-1))
@@ -333,15 +333,13 @@ class ReplayRing:
         live = self._head - self._oldest
         if not 0 <= live <= self.capacity:
             return False, f"{live} live rows in a ring of {self.capacity}"
-        valid = self.valid.numpy()
-        if not np.array_equal(valid, self.valid_slots):
-            return False, "the host's mirror of `valid` differs from the device's"
-        if int(valid.sum()) != self._size:
-            return False, f"size {self._size}, but {int(valid.sum())} rows are marked valid"
+        valid = int(np.count_nonzero(self.valid_slots))
+        if valid != self._size:
+            return False, f"size {self._size}, but {valid} rows are marked valid"
         rows = self.sampleable_rows()
         if len(rows) and not (self._oldest <= rows[0] and rows[-1] < self._head):
             return False, "a row outside of the live rows is marked valid"
-        hop = self.links.numpy()[rows % self.capacity, HOP]
+        hop = self.links_of(rows % self.capacity)[:, HOP]
         if len(rows) and not ((hop > 0).all() and (rows + hop < self._head).all()):
             return False, "a valid row has no live successor"
         return self._check_placed(rows)
@@ -380,7 +378,7 @@ def hops(steps: int, envs: int, ends: Array) -> Array:
 
 
 def forecast_bytes(spec: EnvSpec, capacity: int, extras: Mapping[str, ArraySpec] | None = None) -> int:
-    """Device bytes that a ring of `capacity` rows takes."""
+    """Bytes that a ring of `capacity` rows takes (beside a GPU, 9 of each row are on the host)."""
     obs = sum(one.nbytes for one in spec.obs.values())
     more = sum(one.nbytes for one in (extras or {}).values())
     return capacity * (obs + more + 4 * spec.action.size + SCALAR_BYTES)

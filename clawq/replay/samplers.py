@@ -29,9 +29,15 @@ class UniformSampler:
 
     def __init__(self, ring: ReplayRing, generator: torch.Generator) -> None:
         self._ring, self._generator = ring, generator
+        self._draws = torch.empty(0, dtype=torch.int64)
+        self._drawn: Array = self._draws.numpy()
 
     def rows(self, batch_size: int) -> torch.Tensor:
-        """Positions of `batch_size` rows, int64 [B], on the CPU.
+        """`positions` as a tensor on the CPU."""
+        return torch.from_numpy(self.positions(batch_size))
+
+    def positions(self, batch_size: int) -> Array:
+        """Positions of `batch_size` rows, int64 [B].
 
         Raises ValueError while nothing can be sampled: ask the rate limiter and `ring.size` first.
         """
@@ -41,20 +47,23 @@ class UniformSampler:
         accepted = ring.size / (ring.head - ring.oldest)
         if accepted < LEAST_ACCEPTED:
             rows = ring.sampleable_rows()
-            return torch.from_numpy(rows[self._draw(0, len(rows), batch_size)])
+            return rows.take(self._draw(0, len(rows), batch_size))
         found: list[Array] = []
         missing = batch_size
         while missing > 0:
             # A few more than needed on average: a second round is rare.
             drawn = self._draw(ring.oldest, ring.head, int(missing / accepted * 1.1) + 8)
-            found.append(drawn[ring.valid_slots[drawn % ring.capacity]][:missing])
+            found.append(drawn.compress(ring.valid_slots.take(drawn % ring.capacity))[:missing])
             missing -= len(found[-1])
-        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _draw(self, low: int, high: int, count: int) -> Array:
-        """int64 [count], uniform in [low, high)."""
-        drawn: Array = torch.randint(low, high, (count,), generator=self._generator).numpy()
-        return drawn
+        """int64 [count], uniform in [low, high); overwritten by the next call."""
+        if len(self._drawn) != count:
+            self._draws = torch.empty(count, dtype=torch.int64)
+            self._drawn = self._draws.numpy()
+        self._draws.random_(low, high, generator=self._generator)
+        return self._drawn
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state."""

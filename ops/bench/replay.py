@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from clawq.core import Entry
-from clawq.replay.nstep import gather
+from clawq.replay.nstep import Gatherer
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
 from clawq.replay.validation import Examiner, FragmentCheck
@@ -86,11 +86,12 @@ def main() -> None:
     report(bench, "insert_64x16", insert, bench.pick(500, 100))
     examiner = Examiner(lambda payload: fragments[0], FragmentCheck(SPEC, "0" * 32))
     report(bench, "check_64x16", lambda: examiner.examine(Entry("a", 1, 1, b"")), bench.pick(500, 100))
-    report(bench, "sample_256", lambda: sampler.rows(BATCH), bench.pick(2000, 400))
+    report(bench, "sample_256", lambda: sampler.positions(BATCH), bench.pick(2000, 400))
     for n in (1, 3, 5):
+        gatherer = Gatherer(ring, BATCH, n, 0.98)
 
-        def draw(n: int = n) -> object:
-            return gather(ring, sampler.rows(BATCH), n, 0.98)
+        def draw(gatherer: Gatherer = gatherer) -> object:
+            return gatherer.gather(sampler.positions(BATCH))
 
         report(bench, f"sample_and_gather_n{n}", draw, bench.pick(2000, 400), "< 600" if n == 1 else None)
     bench.result("bytes", float(ring.bytes_per_row), "bytes per row")
