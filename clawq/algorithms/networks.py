@@ -152,8 +152,8 @@ class MlpStack:
         self.flat = torch.zeros(total, device=device)
         self.gradient = torch.zeros(total, device=device)
         self.flat.grad = self.gradient
-        self.layers = self._views(self.flat)
-        self.gradients = self._views(self.gradient)
+        self.layers = self.views(self.flat)
+        self.gradients = self.views(self.gradient)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw weights and biases from U(±1/√in), as torch.nn.Linear does, with a CPU generator."""
@@ -173,7 +173,8 @@ class MlpStack:
         """A new tape for passes over that many rows."""
         return Tape(self.count, self.sizes, rows, self.device)
 
-    def _views(self, flat: Tensor) -> Layers:
+    def views(self, flat: Tensor) -> Layers:
+        """The layers in a flat tensor [P] that is laid out like ours."""
         weights, biases, at = [], [], 0
         for size_in, size_out in pairwise(self.sizes):
             end = at + self.count * size_in * size_out

@@ -108,10 +108,9 @@ class Td3:
     def weights(self) -> dict[str, Tensor]:
         """Copies for the actors, on the CPU: the actor (or its average) and the normaliser's policy columns."""
         source = self._average if self.options.average_decay else self._actor
-        flat = MlpStack(1, source.sizes, torch.device("cpu"))
-        flat.flat.copy_(source.flat)
+        layers = source.views(source.flat.to("cpu", copy=True))
         named: dict[str, Tensor] = {}
-        for index, (weight, bias) in enumerate(zip(flat.layers.weights, flat.layers.biases, strict=True)):
+        for index, (weight, bias) in enumerate(zip(layers.weights, layers.biases, strict=True)):
             named[f"actor.{index}.weight"], named[f"actor.{index}.bias"] = weight[0], bias[0, 0]
         if self.normaliser is not None:
             statistics, width = self.normaliser.state_dict(), self._columns.policy_size

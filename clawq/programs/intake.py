@@ -35,7 +35,8 @@ class Intake:
 
     def __init__(self, consumer: Consumer, ring: ReplayRing, limiter: Unlimited, algorithm: Algorithm) -> None:
         self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
-        self._pending: deque[Staged] = deque()
+        #: Taken from the consumer, with their valid env steps.
+        self._pending: deque[tuple[Staged, int]] = deque()
         self._episodes: deque[tuple[float, int, float]] = deque(maxlen=EPISODES_AVERAGED)
         self._lags: deque[int] = deque(maxlen=LAGS_AVERAGED)
         self.env_steps = 0
@@ -53,17 +54,23 @@ class Intake:
         self.blocked = False
         while done < most:
             if not self._pending:
-                self._pending.extend(self._consumer.take(most))
+                self._take(most)
             if not self._pending:
                 break
-            steps = int(self._pending[0].fragment.valid.sum())
+            staged, steps = self._pending[0]
             if not self._limiter.can_insert(steps):
                 self.blocked = True
                 break
-            self._lags.append(version - self._pending[0].fragment.meta.weights_version)
-            self._commit_one(self._pending.popleft(), steps)
+            self._pending.popleft()
+            self._lags.append(version - staged.fragment.meta.weights_version)
+            self._commit_one(staged, steps)
             done += 1
         return done
+
+    def _take(self, most: int, timeout_s: float = 0.0) -> None:
+        # Counted once: a fragment that the limiter holds back is asked about before every update.
+        for staged in self._consumer.take(most, timeout_s):
+            self._pending.append((staged, int(np.count_nonzero(staged.fragment.valid))))
 
     def _commit_one(self, staged: Staged, steps: int) -> None:
         fragment = staged.fragment
@@ -86,7 +93,7 @@ class Intake:
         if self._pending:
             time.sleep(timeout_s)
         else:
-            self._pending.extend(self._consumer.take(1, timeout_s))
+            self._take(1, timeout_s)
 
     def metrics(self) -> Metrics:
         """Policy lag of the last fragments; means over the last training episodes, exploration included."""

@@ -31,6 +31,8 @@ from clawq.types import Metrics
 COMMITS_PER_UPDATE = 4
 #: How long the loop waits for a fragment when it can neither commit nor sample, seconds.
 IDLE_WAIT_S = 0.05
+#: How often everything beside the updates is looked after, seconds.
+LOOK_INTERVAL_S = 0.02
 #: How often the board and the writers get numbers, seconds.
 GAUGE_INTERVAL_S = 1.0
 #: Actor failures after which a run that never got a fragment gives up.
@@ -67,7 +69,7 @@ class Trainer:
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         self._stop = threading.Event()
         self._published_updates = -1
-        self._published_s = self._gauged_s = self._evaluated_s = -math.inf
+        self._looked_s = self._published_s = self._gauged_s = self._evaluated_s = -math.inf
         self._committed_s = self._checkpointed_s = time.monotonic()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -87,7 +89,10 @@ class Trainer:
             updated = self._update_once()
             if not committed and not updated:
                 self._wait()
-            self._now_and_then(time.monotonic())
+            now_s = time.monotonic()
+            if now_s - self._looked_s >= LOOK_INTERVAL_S:
+                self._looked_s = now_s
+                self._now_and_then(now_s)
 
     def _update_once(self) -> bool:
         parts, batch_size = self.parts, self.parts.config.replay.batch_size

@@ -4,7 +4,8 @@ python ops/bench/learner.py [--quick] [--commit]
 
 The live side is the learner of `clawq learner start`, built by its own `build` and run by its own `Trainer.train`
 (consumer, intake, limiter, sampler, publishing, gauges, checkpoints), with one torch thread; a producer in a process of
-its own feeds it through a real Redis at samples_per_insert = 20. The two sides take turns on the main thread.
+its own feeds it through a real Redis at the samples_per_insert of the hand runs. The two sides take turns on the main
+thread.
 """
 
 import subprocess
