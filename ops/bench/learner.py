@@ -5,7 +5,7 @@ python ops/bench/learner.py [--quick] [--commit]
 The live side is the learner of `clawq learner start`, built by its own `build` and run by its own `Trainer.train`
 (consumer, intake, limiter, sampler, publishing, gauges, checkpoints), with one torch thread; a producer in a process of
 its own feeds it through a real Redis at the samples_per_insert of the hand runs. The two sides take turns on the main
-thread.
+thread, a second each: the machine's speed drifts within a few.
 """
 
 import subprocess
@@ -95,7 +95,7 @@ def open_session(folder: Path, servers: EmbeddedRedis) -> Session:
 def main() -> None:
     bench = Bench("learner", __doc__)
     torch.set_num_threads(1)
-    turn_s, turns = float(bench.pick(8, 3)), bench.pick(9, 3)
+    turn_s, turns = 1.0, bench.pick(80, 20)
     with scratch() as folder, EmbeddedRedis.start(folder / "redis", 256) as servers, ExitStack() as stack:
         session = open_session(folder, servers)
         stack.callback(close_session, session)
