@@ -77,6 +77,7 @@ class ReplayRing:
         links: int32 [capacity, 2], on the host: hop, weights version.
         valid: bool [capacity], on the host: can the row be sampled?
         truncated: bool [capacity].
+        changes: grows with whatever changes what can be sampled.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ReplayRing:
         self.truncated = Column(capacity, ArraySpec((), "bool"), self.device)
         self._head = self._oldest = self._size = self._inserted = self._voided = 0
         self._newest = (0, 0)
+        self.changes = 0
         self._order: deque[Placed] = deque()
         self._by_slot: dict[str, deque[Placed]] = {}
 
@@ -194,6 +196,7 @@ class ReplayRing:
             ConfigError: the fragment is larger than half the ring; the ring is unchanged.
         """
         check_schema(self.spec, self.extras, fragment)
+        self.changes += 1
         meta = fragment.meta
         ends = np.flatnonzero(fragment.boundary)
         steps = meta.steps * meta.envs
@@ -224,6 +227,7 @@ class ReplayRing:
         Returns:
             How many rows that could be sampled cannot be any more.
         """
+        self.changes += 1
         voided = 0
         for placed in self._by_slot.get(slot, ()):
             if placed.epoch != epoch or placed.seq < seq or env >= placed.envs:

@@ -1,0 +1,78 @@
+"""The batches of a learner, one for each update, drawn a few at a time.
+
+After an update nothing of the sampling code is left in the caches: a batch that is drawn alone takes the time of four
+that are drawn in a row. So batches are drawn ahead of their updates, but only as long as that makes no difference:
+once the ring changes, those ahead are forgotten and the sampler goes back to where it would have been. The rows and
+numbers of every batch are what they would be if each was drawn just before its update.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from clawq.core import Batch
+from clawq.replay.nstep import Gatherer
+from clawq.replay.ring import ReplayRing
+from clawq.replay.samplers import UniformSampler
+
+#: Batches drawn in a row at the most, and the memory that they may take: of large ones copying counts, not the calls.
+MOST_IN_A_ROW, MOST_BYTES = 4, 1_000_000
+
+
+class Batches:
+    """Draws from a ring.
+
+    Args:
+        ring: what is drawn from.
+        sampler: picks the rows.
+        batch_size: B.
+        n: most steps of a return, ≥ 1.
+        gamma: discount of one env step.
+        reward_scale: factor on every reward.
+        most: batches drawn in a row; None = as many as pay.
+    """
+
+    def __init__(
+        self,
+        ring: ReplayRing,
+        sampler: UniformSampler,
+        batch_size: int,
+        n: int,
+        gamma: float,
+        reward_scale: float = 1.0,
+        most: int | None = None,
+    ) -> None:
+        self._ring, self._sampler, self._batch_size = ring, sampler, batch_size
+        if most is None:
+            most = max(1, min(MOST_IN_A_ROW, MOST_BYTES // (2 * batch_size * ring.bytes_per_row)))
+        self._gatherers = [Gatherer(ring, batch_size, n, gamma, reward_scale) for _ in range(most)]
+        #: Batches that are drawn, each with the sampler's state before it.
+        self._ahead: deque[tuple[Mapping[str, Any], Batch]] = deque()
+        self._in_a_row = 1
+        self._changes = ring.changes
+
+    def next(self) -> Batch:
+        """The next batch; to be used before the next call, after which its memory is used again.
+
+        Raises ValueError while nothing can be sampled: ask the rate limiter and `ring.size` first.
+        """
+        if self._ring.changes != self._changes:
+            self.rewind()
+            # Where it changes before every update, nothing is drawn in vain.
+            self._changes, self._in_a_row = self._ring.changes, 1
+        if self._ahead:
+            return self._ahead.popleft()[1]
+        batch = self._draw(self._gatherers[0])
+        for gatherer in self._gatherers[1 : self._in_a_row]:
+            self._ahead.append((self._sampler.state_dict(), self._draw(gatherer)))
+        self._in_a_row = min(2 * self._in_a_row, len(self._gatherers))
+        return batch
+
+    def rewind(self) -> None:
+        """Forget the batches ahead, as if they had never been drawn; before the sampler's state is asked for."""
+        if self._ahead:
+            self._sampler.load_state_dict(self._ahead[0][0])
+            self._ahead.clear()
+
+    def _draw(self, gatherer: Gatherer) -> Batch:
+        return gatherer.gather(self._sampler.positions(self._batch_size))
