@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -23,6 +24,7 @@ import torch
 
 from clawq.transport.claims import Claim
 from clawq.transport.client import connect
+from clawq.transport.codec import peek_meta
 from clawq.transport.control import ControlRecord
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
@@ -40,6 +42,13 @@ def listen(out: IO[bytes], found: "queue.Queue[tuple[int, float]]") -> None:
     for line in out:
         version, time_s = line.split()
         found.put((int(version), float(time_s)))
+
+
+def fragment_length_ms(client: Any, keys: RunKeys) -> float:
+    """How long the actor's fragments really last: `actors.fragment_s`, and up to one batched env step more."""
+    entries = client.xrange(keys.stream("bench"))
+    created_ms = [peek_meta(fields[b"f"]).created_ms for _, fields in entries]
+    return median([after - before for before, after in pairwise(created_ms)])
 
 
 def main() -> None:
@@ -80,6 +89,7 @@ def main() -> None:
                 publish(version)
             while adopted[-1][0] < versions[-1]:
                 adopted.append(found.get(timeout=30.0))
+            fragment_ms = fragment_length_ms(client, keys)
         finally:
             adopter.terminate()
             adopter.wait()
@@ -89,13 +99,13 @@ def main() -> None:
         "versions": len(latencies_s),
         "overtaken": len(versions) - (len(adopted) - 1),
         "publish_call_ms": 1e3 * median(publish_s),
-        "fragment_ms": 1e3 * config.actors.fragment_s,
+        "fragment_ms": fragment_ms,
         "bytes": sum(array.nbytes for array in weights.arrays.values()),
     }
-    limit_ms = 1e3 * config.actors.fragment_s + 50
+    limit_ms = fragment_ms + 50
     bench.result("p50", 1e3 * median(latencies_s), "ms", None, **facts)
     facts["max_ms"] = 1e3 * max(latencies_s)
-    bench.result("p99", 1e3 * percentile(latencies_s, 0.99), "ms", f"<= {limit_ms:g}", **facts)
+    bench.result("p99", 1e3 * percentile(latencies_s, 0.99), "ms", f"<= {limit_ms:.0f}", **facts)
 
 
 if __name__ == "__main__":
