@@ -75,11 +75,44 @@ class Actors(Section):
     max_policy_lag: Annotated[int, Field(ge=0)] = 0
 
 
+class Prioritized(Section):
+    """Prioritised replay (Schaul et al. 2016); α and β move along a line from start to end of the budget.
+
+    Attributes:
+        alpha: how much priorities count at the start, in (0, 1].
+        alpha_final: at the end; null = as at the start.
+        beta: how much of the sampling bias is corrected at the start.
+        beta_final: at the end.
+        epsilon: priority of a row without TD error.
+    """
+
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.6
+    alpha_final: Annotated[float, Field(gt=0, le=1)] | None = None
+    beta: Fraction = 0.4
+    beta_final: Fraction = 1.0
+    epsilon: Annotated[float, Field(gt=0)] = 1e-6
+
+
+class Hindsight(Section):
+    """Hindsight experience replay (Andrychowicz et al. 2017), for goal environments.
+
+    Attributes:
+        strategy: goals achieved later in the episode (`future`), at its end (`final`) or anywhere in it (`episode`).
+        k: relabelled rows for each row that keeps its goal.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    k: Positive = 4
+
+
 class Replay(Section):
     """The replay ring and what is sampled from it.
 
     Attributes:
         capacity: env steps kept in the ring.
+        sampler: `uniform` or `prioritized`.
+        prioritized: numbers of the latter.
+        hindsight: goals that were reached are learned from too; null = off.
         batch_size: transitions of one update, B.
         n_step: n of n-step returns.
         gamma: discount of one env step.
@@ -87,6 +120,9 @@ class Replay(Section):
     """
 
     capacity: Positive = 500_000
+    sampler: Literal["uniform", "prioritized"] = "uniform"
+    prioritized: Prioritized = Prioritized()
+    hindsight: Hindsight | None = None
     batch_size: Positive = 256
     n_step: Annotated[int, Field(ge=1, le=100)] = 1
     gamma: Fraction = 0.99

@@ -91,6 +91,21 @@ class EnvironmentPlugin(Protocol):
     def make_rendered(self, options: Any) -> "RenderedEnv": ...
 
 
+class GoalReward(Protocol):
+    """What an environment gives for goals: the reward of a step that achieved one goal while another was desired.
+
+    An environment plugin for goal environments has `make_goals(options) -> GoalReward`; hindsight needs it.
+    """
+
+    def reward(self, achieved: FloatArray, desired: FloatArray) -> FloatArray:
+        """Rewards [B] for goals [B, ...]."""
+        ...
+
+    def terminated(self, achieved: FloatArray, desired: FloatArray) -> BoolArray:
+        """Whether that ends the episode, [B]."""
+        ...
+
+
 class RenderedEnv(VectorEnv, Protocol):
     """A VectorEnv of one env that can be drawn."""
 
@@ -131,6 +146,14 @@ class Batch:
 
 class Algorithm(Protocol):
     """The learner's side of an algorithm: networks, optimisers, normaliser."""
+
+    @property
+    def td_error(self) -> Any:
+        """float32 [B], on the learner's device: temporal-difference errors of the last batch, for priorities.
+
+        None if the algorithm has no such thing; prioritised replay is refused then.
+        """
+        ...
 
     def observe(self, obs: Mapping[str, Any], valid: Any) -> None:
         """Update running statistics from rows [R, ...] committed to the ring, each valid row once."""
@@ -292,6 +315,7 @@ __all__ = [
     "Fragment",
     "FragmentSink",
     "FragmentSource",
+    "GoalReward",
     "MetricWriter",
     "Policy",
     "RenderedEnv",

@@ -85,6 +85,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         # Replay
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),
         "ring/size": Metric("env steps", "rows in the ring"),
+        "late_priorities": Metric("rows", "priorities that came for rows which were gone by then", "0"),
         "limiter/error": Metric("samples", "inserts · samples_per_insert − samples", "inside its bounds"),
         "limiter/insert_wait": Metric("0..1", "share of time in which inserts waited for samples"),
         "limiter/sample_wait": Metric("0..1", "share of time in which sampling waited for inserts"),

@@ -72,6 +72,13 @@ class Td3:
         self.normaliser = norm if options.normalize_obs else None
         self.updates, self._actor_updates = 0, 0
         self._workspace: _Workspace | None = None
+        #: Q_k − y of the last batch, float32 [2, B].
+        self._errors = torch.zeros(2, 0, device=self.device)
+
+    @property
+    def td_error(self) -> Tensor:
+        """|Q − y| of the last batch, of the critic that is further off (Fujimoto et al. 2020, LAP): float32 [B]."""
+        return self._errors.abs().amax(0)
 
     @torch.no_grad()
     def observe(self, obs: Mapping[str, Any], valid: Any) -> None:
@@ -170,7 +177,7 @@ class Td3:
         self._columns.write_critic(work.obs, work.critic_input)
         work.critic_input[:, self._columns.critic_size :] = batch.action
         value = forward(self._critic.layers, work.critic_input, work.critic_tape).squeeze(2)
-        error = value - goal
+        error = self._errors = value - goal
         weighted = error * batch.importance_weight
         torch.mul(weighted, 2.0 / work.rows, out=work.critic_tape.slopes[-1].squeeze(2))
         backward(self._critic.layers, work.critic_tape, self._critic.gradients)

@@ -48,6 +48,7 @@ class Gauges:
         """
         parts = self._parts
         numbers = {**self._progress(version), **self._books(failures)}
+        numbers |= parts.sampler.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         return numbers | parts.link.figures() | parts.intake.metrics() | self.evaluation
 

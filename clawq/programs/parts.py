@@ -11,18 +11,22 @@ from typing import Any
 import torch
 
 from clawq import plugins
-from clawq.config import RunConfig
-from clawq.core import AlgorithmPlugin, Entry, FragmentSource
+from clawq.config import Replay, RunConfig
+from clawq.core import AlgorithmPlugin, Entry, FragmentSource, GoalReward
+from clawq.errors import UserError
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
 from clawq.programs.run import Run
 from clawq.programs.updater import Updater
+from clawq.replay.batches import Batches
 from clawq.replay.consumer import Consumer
+from clawq.replay.hindsight import Hindsight
+from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
 from clawq.replay.ring import ReplayRing, forecast_bytes
-from clawq.replay.samplers import UniformSampler
+from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.transport.codec import decode
@@ -55,7 +59,8 @@ class Parts:
     config: RunConfig
     consumer: Consumer
     ring: ReplayRing
-    sampler: UniformSampler
+    sampler: Sampler
+    batches: Batches
     limiter: Unlimited
     intake: Intake
     updater: Updater
@@ -77,13 +82,22 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
     plugin: AlgorithmPlugin = plugins.load("algorithms", config.algorithm.name)
     options = plugin.Options.model_validate(config.algorithm.options)
     algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
-    ring = ReplayRing(run.spec, config.replay.capacity, device)
+    replay = config.replay
+    ring = ReplayRing(run.spec, replay.capacity, device)
+    generator = torch.Generator().manual_seed(config.seed)
+    sampler = make_sampler(replay, ring, generator)
+    if not sampler.steady and getattr(algorithm, "td_error", None) is None:
+        raise UserError(
+            f"replay.sampler: {replay.sampler} needs TD errors, which the algorithm {config.algorithm.name} does not "
+            "have; choose sampler: uniform"
+        )
+    hindsight = make_hindsight(config, ring, generator)
     limit = config.rate_limit
     limiter = make_limiter(
         limit.samples_per_insert,
         limit.min_size_to_sample,
         limit.error_buffer,
-        config.replay.batch_size,
+        replay.batch_size,
         largest_fragment_steps(run),
     )
     consumer = Consumer(
@@ -99,13 +113,43 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         config=config,
         consumer=consumer,
         ring=ring,
-        sampler=UniformSampler(ring, torch.Generator().manual_seed(config.seed)),
+        sampler=sampler,
+        batches=Batches(
+            ring, sampler, replay.batch_size, replay.n_step, replay.gamma, replay.reward_scale, hindsight=hindsight
+        ),
         limiter=limiter,
         intake=Intake(consumer, ring, limiter, algorithm),
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
         link=outside.link,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         budget=BudgetMeter(config.budget),
+    )
+
+
+def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator) -> Sampler:
+    """The sampler that the configuration names, for a ring that is still empty."""
+    if replay.sampler == "uniform":
+        return UniformSampler(ring, generator)
+    wanted = replay.prioritized
+    alpha = Schedule(wanted.alpha, wanted.alpha if wanted.alpha_final is None else wanted.alpha_final)
+    return PrioritizedSampler(ring, generator, alpha, Schedule(wanted.beta, wanted.beta_final), wanted.epsilon)
+
+
+def make_hindsight(config: RunConfig, ring: ReplayRing, generator: torch.Generator) -> Hindsight | None:
+    """Hindsight, if the configuration asks for it; UserError if the environment has no goals."""
+    environment, replay, wanted = config.environment, config.replay, config.replay.hindsight
+    if wanted is None:
+        return None
+    plugin = plugins.load("environments", environment.name)
+    make_goals = getattr(plugin, "make_goals", None)
+    if make_goals is None or len(ring.spec.goal_keys) != 2:
+        raise UserError(
+            f"replay.hindsight: {ring.spec.name} has no goals (a goal environment shows `achieved_goal` and "
+            "`desired_goal`, and its plugin has make_goals); leave replay.hindsight out"
+        )
+    goals: GoalReward = make_goals(plugin.Options.model_validate(environment.options))
+    return Hindsight(
+        ring, goals, wanted.strategy, wanted.k, replay.n_step, replay.gamma, replay.reward_scale, generator
     )
 
 

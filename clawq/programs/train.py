@@ -22,7 +22,6 @@ from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
-from clawq.replay.batches import Batches
 from clawq.replay.rate_limiter import Patience
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -62,10 +61,6 @@ class Trainer:
         self.notices = Notices(time.monotonic)
         self._identity, self._report = dict(identity), report
         self._gauges = Gauges(parts)
-        replay = parts.config.replay
-        self._batches = Batches(
-            parts.ring, parts.sampler, replay.batch_size, replay.n_step, replay.gamma, replay.reward_scale
-        )
         self._saver = Saver(parts.checkpoints, parts.link.checkpointed)
         self._candidate: Snapshot | None = None
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
@@ -100,7 +95,10 @@ class Trainer:
         parts, batch_size = self.parts, self.parts.config.replay.batch_size
         if not parts.limiter.can_sample(batch_size) or parts.ring.size == 0:
             return False
-        parts.updater.update(self._batches.next(), parts.budget.progress(time.monotonic(), parts.intake.env_steps))
+        progress = parts.budget.progress(time.monotonic(), parts.intake.env_steps)
+        batch = parts.batches.next(progress)
+        if parts.updater.update(batch, progress) and not parts.sampler.steady:
+            parts.batches.learned(batch, parts.updater.algorithm.td_error)
         parts.limiter.sampled(batch_size)
         self.stage = "training"
         self._patience.moved("sample")
@@ -234,7 +232,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed learner needs (DESIGN §5), as tensors and plain values; copies."""
         parts = self.parts
-        self._batches.rewind()
+        parts.batches.rewind()
         return {
             **self._identity,
             "algorithm": parts.updater.algorithm.state_dict(),
@@ -252,7 +250,7 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any], head: int) -> None:
         """Go on from a checkpoint. Versions never go back: the next one is above both the checkpoint's and `head`."""
         parts = self.parts
-        self._batches.rewind()
+        parts.batches.rewind()
         parts.updater.algorithm.load_state_dict(state["algorithm"])
         parts.limiter.load_state_dict(state["limiter"])
         parts.sampler.load_state_dict(state["sampler"])

@@ -41,8 +41,8 @@ class Updater:
         self._max_in_a_row = max_in_a_row
         self._in_a_row = 0
 
-    def update(self, batch: Batch, progress: float) -> None:
-        """One update; a non-finite one is skipped, its batch kept.
+    def update(self, batch: Batch, progress: float) -> bool:
+        """One update; a non-finite one is skipped, its batch kept. Whether it was made.
 
         Raises TooManyNonFinite when too many are skipped in a row.
         """
@@ -50,9 +50,10 @@ class Updater:
             self.metrics = self.algorithm.step(batch, progress)
         except NonFiniteUpdate as error:
             self._skip(batch, error)
-        else:
-            self.updates += 1
-            self._in_a_row = 0
+            return False
+        self.updates += 1
+        self._in_a_row = 0
+        return True
 
     def _skip(self, batch: Batch, error: NonFiniteUpdate) -> None:
         self.skipped += 1

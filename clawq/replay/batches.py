@@ -3,7 +3,8 @@
 After an update nothing of the sampling code is left in the caches: a batch that is drawn alone takes the time of four
 that are drawn in a row. So batches are drawn ahead of their updates, but only as long as that makes no difference:
 once the ring changes, those ahead are forgotten and the sampler goes back to where it would have been. The rows and
-numbers of every batch are what they would be if each was drawn just before its update.
+numbers of every batch are what they would be if each was drawn just before its update. Where an update changes what is
+drawn next (priorities), batches are drawn one by one.
 """
 
 from collections import deque
@@ -11,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawq.core import Batch
+from clawq.replay.hindsight import Hindsight
 from clawq.replay.nstep import Gatherer
 from clawq.replay.ring import ReplayRing
-from clawq.replay.samplers import UniformSampler
+from clawq.replay.samplers import Sampler
 
 #: Batches drawn in a row at the most, and the memory that they may take: of large ones copying counts, not the calls.
 MOST_IN_A_ROW, MOST_BYTES = 4, 1_000_000
@@ -30,29 +32,36 @@ class Batches:
         gamma: discount of one env step.
         reward_scale: factor on every reward.
         most: batches drawn in a row; None = as many as pay.
+        hindsight: gives some of the rows other goals; its generator is the sampler's.
     """
 
     def __init__(
         self,
         ring: ReplayRing,
-        sampler: UniformSampler,
+        sampler: Sampler,
         batch_size: int,
         n: int,
         gamma: float,
         reward_scale: float = 1.0,
         most: int | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         self._ring, self._sampler, self._batch_size = ring, sampler, batch_size
-        if most is None:
+        if not sampler.steady:
+            most = 1
+        elif most is None:
             most = max(1, min(MOST_IN_A_ROW, MOST_BYTES // (2 * batch_size * ring.bytes_per_row)))
-        self._gatherers = [Gatherer(ring, batch_size, n, gamma, reward_scale) for _ in range(most)]
+        self._gatherers = [Gatherer(ring, batch_size, n, gamma, reward_scale, hindsight) for _ in range(most)]
         #: Batches that are drawn, each with the sampler's state before it.
         self._ahead: deque[tuple[Mapping[str, Any], Batch]] = deque()
         self._in_a_row = 1
         self._changes = ring.changes
 
-    def next(self) -> Batch:
+    def next(self, progress: float = 0.0) -> Batch:
         """The next batch; to be used before the next call, after which its memory is used again.
+
+        Args:
+            progress: spent share of the budget, 0..1.
 
         Raises ValueError while nothing can be sampled: ask the rate limiter and `ring.size` first.
         """
@@ -62,9 +71,9 @@ class Batches:
             self._changes, self._in_a_row = self._ring.changes, 1
         if self._ahead:
             return self._ahead.popleft()[1]
-        batch = self._draw(self._gatherers[0])
+        batch = self._draw(self._gatherers[0], progress)
         for gatherer in self._gatherers[1 : self._in_a_row]:
-            self._ahead.append((self._sampler.state_dict(), self._draw(gatherer)))
+            self._ahead.append((self._sampler.state_dict(), self._draw(gatherer, progress)))
         self._in_a_row = min(2 * self._in_a_row, len(self._gatherers))
         return batch
 
@@ -74,5 +83,10 @@ class Batches:
             self._sampler.load_state_dict(self._ahead[0][0])
             self._ahead.clear()
 
-    def _draw(self, gatherer: Gatherer) -> Batch:
-        return gatherer.gather(self._sampler.positions(self._batch_size))
+    def learned(self, batch: Batch, td_error: Any) -> None:
+        """Tell the sampler that an update was made from that batch, with TD errors float [B]."""
+        self._sampler.learned(batch.row.cpu().numpy(), td_error)
+
+    def _draw(self, gatherer: Gatherer, progress: float) -> Batch:
+        draw = self._sampler.draw(self._batch_size, progress)
+        return gatherer.gather(draw.rows, draw.importance_weight)

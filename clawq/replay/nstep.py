@@ -24,7 +24,8 @@ import torch
 
 from clawq.core import Batch
 from clawq.replay.columns import Selection
-from clawq.replay.ring import HOP, VERSION, ReplayRing
+from clawq.replay.hindsight import Hindsight
+from clawq.replay.ring import HOP, VERSION, ReplayRing, pick_from
 from clawq.types import Array
 
 #: Lines of a batch's index: positions, weights versions, slots, slots of what to bootstrap from.
@@ -40,10 +41,20 @@ class Gatherer:
         n: most steps of a return, ≥ 1.
         gamma: discount of one env step.
         reward_scale: factor on every reward.
+        hindsight: gives some of the rows other goals.
     """
 
-    def __init__(self, ring: ReplayRing, batch_size: int, n: int, gamma: float, reward_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        ring: ReplayRing,
+        batch_size: int,
+        n: int,
+        gamma: float,
+        reward_scale: float = 1.0,
+        hindsight: Hindsight | None = None,
+    ) -> None:
         self._ring, self._n, self._gamma, self._reward_scale = ring, n, gamma, reward_scale
+        self._hindsight = hindsight
         host, device = torch.empty(4, batch_size, dtype=torch.int64), ring.device
         self._host, self._index = host, host.numpy()
         self._there = host.to(device)  # the same memory where the device is the CPU
@@ -70,24 +81,27 @@ class Gatherer:
             extras={name: parts[f"extras.{name}"][:batch_size] for name in ring.extras},
         )
 
-    def gather(self, rows: Array) -> Batch:
+    def gather(self, rows: Array, importance_weight: torch.Tensor | None = None) -> Batch:
         """The transitions that begin at `rows`.
 
         Args:
             rows: int64 [B], positions of sampleable rows.
+            importance_weight: float32 [B] on the ring's device; None = all are 1, in every call.
 
         Returns:
-            A batch on the ring's device, to be used before the next call, which overwrites it. Importance weights are
-            1. Most arrays are views, contiguous only along their last axes.
+            A batch on the ring's device, to be used before the next call, which overwrites it. Most arrays are views,
+            contiguous only along their last axes.
         """
         ring, index = self._ring, self._index
+        if importance_weight is not None:
+            self._batch.importance_weight.copy_(importance_weight)
         index[POSITION] = rows
         slots = np.remainder(rows, ring.capacity, out=index[SLOT])
         links = ring.links_of(slots)
         index[MADE_BY] = links[:, VERSION]
         walk = [slots, (slots + links[:, HOP]) % ring.capacity]
         more = None if self._n == 1 else self._walk_on(walk)
-        index[AFTER] = walk[1] if more is None else _pick(walk, more + 1)
+        index[AFTER] = walk[1] if more is None else pick_from(walk, more + 1)
         if self._there is not self._host:
             self._there.copy_(self._host)
         for selection in self._selections:
@@ -96,6 +110,8 @@ class Gatherer:
             torch.mul(self._pair, self._factors, out=self._scaled)
         else:
             self._sum_up(walk, more)
+        if self._hindsight is not None:
+            self._hindsight.relabel(self._batch, index[POSITION])
         return self._batch
 
     def _walk_on(self, walk: list[Array]) -> Array:
@@ -122,7 +138,7 @@ class Gatherer:
         later = torch.where(going, power[1:n, None] * rewards, 0.0).sum(0)
         torch.mul(self._reward + later, self._reward_scale, out=self._batch.reward)
         # discount = γ^k · (1 − terminated_{t+k−1})
-        bootstrap = self._scalars("bootstrap", _pick(walk, more))
+        bootstrap = self._scalars("bootstrap", pick_from(walk, more))
         torch.mul(power[1:].index_select(0, taken), bootstrap, out=self._batch.discount)
 
     def _scalars(self, name: str, slots: Array) -> torch.Tensor:
@@ -138,12 +154,6 @@ class Gatherer:
 def gather(ring: ReplayRing, rows: torch.Tensor, n: int, gamma: float, reward_scale: float = 1.0) -> Batch:
     """One batch, in memory of its own, of rows int64 [B] on any device; see Gatherer."""
     return Gatherer(ring, len(rows), n, gamma, reward_scale).gather(rows.cpu().numpy())
-
-
-def _pick(walk: list[Array], steps: Array) -> Array:
-    """Where each of B walks was after so many steps (int64 [B]): int64 [B]."""
-    picked: Array = np.stack(walk)[steps, np.arange(len(steps))]
-    return picked
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,8 @@ Rows have absolute positions that only grow; a row lies in slot `position % capa
     T·N step rows (time first, then env) | one row for each boundary's final_obs | N tail rows: obs[T]
 
 `hop` is the distance from a step row to the row whose obs came after its action: N rows on, or the final_obs row of a
-boundary, or the tail row. Only step rows that are valid are ever sampled; n-step returns walk along `hop` (nstep.py).
+boundary, or the tail row. `back` is the distance to the step before it in the same episode, 0 if there is none. Only
+step rows that are valid are ever sampled; n-step returns (nstep.py) and hindsight (hindsight.py) walk along both.
 
 Seams: when the next fragment of the same slot comes, its first rows take the place of the tail rows if those are still
 the newest rows of the ring; otherwise the last step rows are relinked to the new first rows. Either way n-step returns
@@ -21,8 +22,9 @@ the learner's thread alone. Does not know duplicates (consumer), what is sampled
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,11 +36,11 @@ from clawq.replay.validation import check_schema
 from clawq.specs import ArraySpec, EnvSpec
 from clawq.types import Array, BoolArray, Fragment
 
-#: Where hop and weights version are in `links`.
-HOP, VERSION = 0, 1
+#: Where hop, weights version and the way back are in `links`.
+HOP, VERSION, BACK = 0, 1, 2
 HOST = torch.device("cpu")
-#: Bytes of a row beside obs, action, extras: reward and bootstrap, hop and weights version, truncated, valid.
-SCALAR_BYTES = 4 + 4 + 4 + 4 + 1 + 1
+#: Bytes of a row beside obs, action, extras: reward and bootstrap, three links, truncated, valid.
+SCALAR_BYTES = 4 + 4 + 3 * 4 + 1 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,18 @@ class RingState:
     size_bytes: int
 
 
+class RowWatcher(Protocol):
+    """Is told which rows come and go."""
+
+    def written(self, slots: Array, valid: BoolArray) -> None:
+        """Slots int64 [R] hold new rows; those that are valid (bool [R]) can be sampled."""
+        ...
+
+    def voided(self, slots: Array) -> None:
+        """The rows in slots int64 [R] cannot be sampled any more."""
+        ...
+
+
 class ReplayRing:
     """A ring of `capacity` rows.
 
@@ -74,7 +88,7 @@ class ReplayRing:
     Attributes:
         packed: float32 parts: `obs.<key>`, `extras.<name>`, `action`, `reward`, `bootstrap` (1 − terminated).
         separate: what is not float32, by the same names.
-        links: int32 [capacity, 2], on the host: hop, weights version.
+        links: int32 [capacity, 3], on the host: hop, weights version, back.
         valid: bool [capacity], on the host: can the row be sampled?
         truncated: bool [capacity].
         changes: grows with whatever changes what can be sampled.
@@ -97,7 +111,7 @@ class ReplayRing:
         scalars = {"action": ArraySpec((spec.action.size,)), "reward": ArraySpec(()), "bootstrap": ArraySpec(())}
         self.packed = Packed(capacity, floats | scalars, self.device)
         self.separate = {name: Column(capacity, one, self.device) for name, one in named.items() if name not in floats}
-        self.links = Column(capacity, ArraySpec((2,), "int32"), HOST)
+        self.links = Column(capacity, ArraySpec((3,), "int32"), HOST)
         self.valid = Column(capacity, ArraySpec((), "bool"), HOST)
         self.truncated = Column(capacity, ArraySpec((), "bool"), self.device)
         self._head = self._oldest = self._size = self._inserted = self._voided = 0
@@ -105,6 +119,13 @@ class ReplayRing:
         self.changes = 0
         self._order: deque[Placed] = deque()
         self._by_slot: dict[str, deque[Placed]] = {}
+        self._watchers: list[RowWatcher] = []
+
+    def watch(self, watcher: RowWatcher) -> None:
+        """Tell `watcher` about all changes from now on; the ring must still be empty."""
+        if self._head:
+            raise ValueError("a ring can be watched only from its beginning on")
+        self._watchers.append(watcher)
 
     # --- what is in it ------------------------------------------------------------------------------------------
 
@@ -162,7 +183,7 @@ class ReplayRing:
         return self.valid.host
 
     def links_of(self, slots: Array) -> Array:
-        """Hops and weights versions of slots int64 [R]: int32 [R, 2], on the host."""
+        """Links of slots int64 [R]: int32 [R, 3], on the host."""
         assert self.links.host is not None
         # For scattered rows `take` is several times faster than indexing.
         return self.links.host.take(slots, axis=0)
@@ -179,6 +200,13 @@ class ReplayRing:
         parts = self.packed.parts(self.packed.select(slots))
         parts |= {name: column.select(slots) for name, column in self.separate.items()}
         return {key: parts[f"obs.{key}"] for key in self.spec.obs}
+
+    def obs_in(self, slots: torch.Tensor, key: str) -> torch.Tensor:
+        """One obs [R, ...] of slots int64 [R] on our device."""
+        name = f"obs.{key}"
+        if name in self.separate:
+            return self.separate[name].select(slots)
+        return self.packed.part(self.packed.tensor, name).index_select(0, slots)
 
     # --- changes ------------------------------------------------------------------------------------------------
 
@@ -210,7 +238,7 @@ class ReplayRing:
             self._head = previous.tail
         start = self._head
         self._make_room(steps + len(ends) + meta.envs)
-        valid = self._write(start, fragment, ends)
+        valid = self._write(start, fragment, ends, self._backs(start, fragment, previous, joined))
         if previous is not None:
             self._relink(previous, start, joined)
         self._remember(Placed.of(fragment, start, tail=start + steps + len(ends)), previous)
@@ -236,6 +264,8 @@ class ReplayRing:
             slots = rows[rows >= self._oldest] % self.capacity
             voided += int(np.count_nonzero(self.valid_slots[slots]))
             self.valid.put(slots, False)
+            for watcher in self._watchers:
+                watcher.voided(slots)
         self._size -= voided
         self._voided += voided
         return voided
@@ -268,7 +298,16 @@ class ReplayRing:
             if not of_slot:
                 del self._by_slot[expired.slot]
 
-    def _write(self, start: int, fragment: Fragment, ends: Array) -> int:
+    def _backs(self, start: int, fragment: Fragment, previous: Placed | None, joined: BoolArray) -> Array:
+        """Distances from the step rows to the steps before them: int32 [T, N], 0 at the beginnings of episodes."""
+        backs = np.full(fragment.valid.shape, fragment.meta.envs, np.int32)
+        backs[1:][fragment.boundary[:-1] | ~fragment.valid[:-1]] = 0
+        backs[0] = 0
+        if previous is not None:
+            backs[0, joined & previous.running] = start - (previous.last_row - previous.envs + 1)
+        return backs
+
+    def _write(self, start: int, fragment: Fragment, ends: Array, backs: Array) -> int:
         """Write all rows of a fragment from position `start` on; returns how many are valid."""
         meta, packed = fragment.meta, self.packed
         steps, spare = meta.steps * meta.envs, len(ends) + meta.envs
@@ -282,13 +321,19 @@ class ReplayRing:
             packed.set_part(first, "action", fragment.action)
             packed.set_part(first, "reward", fragment.reward)
             packed.set_part(first, "bootstrap", ~fragment.terminated)
-        links = np.empty((steps, 2), np.int32)
+        links = np.empty((steps, 3), np.int32)
         links[:, HOP], links[:, VERSION] = hops(meta.steps, meta.envs, ends), meta.weights_version
+        links[:, BACK] = backs.reshape(-1)
         self.links.write(at, links)
         self.truncated.write(at, fragment.truncated.reshape(-1))
         self.valid.write(at, fragment.valid.reshape(-1))
         # Final and tail rows hold an obs only. Their other columns keep old content that nobody reads.
         self.valid.fill(after, spare, False)
+        if self._watchers:
+            slots = (at + np.arange(steps + spare)) % self.capacity
+            valid = self.valid_slots.take(slots)
+            for watcher in self._watchers:
+                watcher.written(slots, valid)
         return int(np.count_nonzero(fragment.valid))
 
     def _write_obs(self, name: str, at: int, block: Array, obs: Array, final: Array) -> None:
@@ -381,8 +426,22 @@ def hops(steps: int, envs: int, ends: Array) -> Array:
     return hop
 
 
+def pick_from(walk: Sequence[Array], steps: Array) -> Array:
+    """Where each of B walks was after its own number of steps.
+
+    Args:
+        walk: where all were after 0, 1, 2 ... steps, each int64 [B].
+        steps: int64 [B].
+
+    Returns:
+        int64 [B].
+    """
+    picked: Array = np.stack(walk)[steps, np.arange(len(steps))]
+    return picked
+
+
 def forecast_bytes(spec: EnvSpec, capacity: int, extras: Mapping[str, ArraySpec] | None = None) -> int:
-    """Bytes that a ring of `capacity` rows takes (beside a GPU, 9 of each row are on the host)."""
+    """Bytes that a ring of `capacity` rows takes (beside a GPU, 13 of each row are on the host)."""
     obs = sum(one.nbytes for one in spec.obs.values())
     more = sum(one.nbytes for one in (extras or {}).values())
     return capacity * (obs + more + 4 * spec.action.size + SCALAR_BYTES)

@@ -1,22 +1,64 @@
 """Samplers pick rows; they do not know what the rows hold.
 
-`UniformSampler` draws positions among all live rows and keeps those that can be sampled (rejection, vectorised): with
-replacement, each sampleable row with the same probability, in O(batch) whatever the size of the ring. It reads the
-ring's host mirror of `valid`, so a GPU is never waited for, and the same generator state gives the same rows on every
-device.
+`Sampler` is what a learner expects of one; `clawq.replay.prioritized` has another. `UniformSampler` draws positions
+among all live rows and keeps those that can be sampled (rejection, vectorised): with replacement, each sampleable row
+with the same probability, in O(batch) whatever the size of the ring. It reads `valid`, which is on the host, so that a
+GPU is never waited for, and the same generator state gives the same rows on every device.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from clawq.replay.ring import ReplayRing
-from clawq.types import Array
+from clawq.types import Array, Metrics
 
 #: Below this share of sampleable rows the sampler lists them instead of drawing until it hits one.
 LEAST_ACCEPTED = 1 / 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """B rows.
+
+    Attributes:
+        rows: int64 [B], positions, on the host.
+        importance_weight: float32 [B] on the ring's device; None = all are 1.
+    """
+
+    rows: Array
+    importance_weight: torch.Tensor | None = None
+
+
+class Sampler(Protocol):
+    """Picks the rows of each batch.
+
+    Attributes:
+        steady: what it draws depends on the ring and its generator alone, not on what was learned since.
+    """
+
+    @property
+    def steady(self) -> bool: ...
+    def draw(self, batch_size: int, progress: float) -> Draw:
+        """Rows of one batch; `progress` is the spent share of the budget, 0..1.
+
+        Raises ValueError while nothing can be sampled.
+        """
+        ...
+
+    def learned(self, rows: Array, td_error: Any) -> None:
+        """Rows int64 [B] were learned from with TD errors [B]."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Numbers for people, by the names of clawq.metrics.CATALOGUE."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class UniformSampler:
@@ -27,10 +69,23 @@ class UniformSampler:
         generator: a CPU generator; the sampler's only source of randomness.
     """
 
+    steady = True
+
     def __init__(self, ring: ReplayRing, generator: torch.Generator) -> None:
         self._ring, self._generator = ring, generator
         self._draws = torch.empty(0, dtype=torch.int64)
         self._drawn: Array = self._draws.numpy()
+
+    def draw(self, batch_size: int, progress: float = 0.0) -> Draw:
+        """See Sampler; `progress` changes nothing here."""
+        return Draw(self.positions(batch_size))
+
+    def learned(self, rows: Array, td_error: Any) -> None:
+        """Every row stays as likely as it was."""
+
+    def metrics(self) -> Metrics:
+        """Nothing."""
+        return {}
 
     def rows(self, batch_size: int) -> torch.Tensor:
         """`positions` as a tensor on the CPU."""

@@ -116,7 +116,7 @@ def main() -> None:
             if producer.poll() is not None:
                 raise RuntimeError("the producer ended by itself")
         parts, replay = trainer.parts, trainer.parts.config.replay
-        rows = parts.sampler.rows(replay.batch_size)
+        rows = torch.from_numpy(parts.sampler.draw(replay.batch_size, 0.0).rows)
         batch = gather(parts.ring, rows, replay.n_step, replay.gamma, replay.reward_scale)
         pairs: list[tuple[Turn, Turn]] = []
         committed = 0

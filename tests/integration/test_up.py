@@ -112,6 +112,14 @@ def test_a_second_signal_ends_everything_at_once(clawq: Clawq, eventually: Event
     sweep_socket_folders(min_age_s=0.0)
 
 
+@pytest.mark.learning
+@pytest.mark.timeout(180)
+def test_hindsight_learns_where_rewards_are_sparse(clawq: Clawq) -> None:
+    up = clawq.up("fetch_reach_sparse.yaml", "her", "budget.target_success=0.95", "record.animation=false")
+    assert up.wait(170) == 0, up.output + clawq.logs("her")
+    assert clawq.report("her")["final_evaluation"]["success"] >= 0.8
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("victim", ["up", "learner"])
 def test_killed_with_9_it_leaves_no_orphan(clawq: Clawq, eventually: Eventually, victim: str) -> None:

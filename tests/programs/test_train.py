@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+import torch
 
-from clawq.config import RunConfig
+from clawq.algorithms.td3_learner import Td3
+from clawq.config import Hindsight, RunConfig
+from clawq.errors import UserError
 from clawq.programs import learner
 from clawq.programs.run import Run, make_folders
 from clawq.programs.session import Session
 from clawq.programs.train import Trainer
+from clawq.replay.prioritized import PrioritizedSampler
 from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
@@ -104,6 +108,12 @@ class Desk:
         urls = servers.broker_url, servers.data_url
         self.session = Session(run, *urls, broker, data, self.keys, claim, Spawner(), record)
         self._open: list[tuple[Trainer, Any]] = []
+
+    def configure(self, **replay: Any) -> None:
+        """Change the run's `replay` section."""
+        config = self.session.run.config
+        changed = config.replay.model_copy(update=replay)
+        self.session.run = replace(self.session.run, config=config.model_copy(update={"replay": changed}))
 
     def trainer(self, resume: bool = False) -> Trainer:
         trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None)
@@ -277,3 +287,50 @@ def test_streams_are_trimmed_only_behind_what_a_checkpoint_on_disk_holds(
     eventually(lambda: trainer.parts.consumer.staged[0] == 3, "reading")
     let_the_link_work()
     assert desk.in_streams() == 3
+
+
+def test_priorities_are_the_td_errors_of_the_newest_update_and_a_resumed_learner_goes_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.configure(sampler="prioritized")
+    a = desk.slot("a", 1)
+    a.send(6)
+    trainer = desk.trainer()
+    sampler, algorithm = trainer.parts.sampler, trainer.parts.updater.algorithm
+    assert isinstance(sampler, PrioritizedSampler)
+    told: list[tuple[Any, Any]] = []
+    learned = sampler.learned
+
+    def listen(rows: Any, td_error: Any) -> None:
+        told.append((rows, td_error))
+        learned(rows, td_error)
+
+    monkeypatch.setattr(sampler, "learned", listen)
+    desk.train(trainer, entries=6, updates=5)
+    assert sampler.check_valid() == (True, "")
+    assert len(told) == trainer.parts.updater.updates
+    rows, error = told[-1]
+    assert torch.equal(error, algorithm.td_error)
+    slots = rows % trainer.parts.ring.capacity
+    expected = (error.double() + 1e-6) ** 0.6
+    np.testing.assert_allclose(sampler._tree.get(slots), expected.numpy(), rtol=1e-6)
+    assert trainer.numbers()["late_priorities"] == 0
+    trainer.checkpoint(wait=True)
+    desk.abandon(trainer)
+    second = desk.trainer(resume=True)
+    assert second.parts.sampler.state_dict()["largest"] == sampler.state_dict()["largest"]
+    a.send(3)
+    desk.train(second, entries=9, updates=trainer.parts.updater.updates + 1)
+
+
+def test_priorities_without_td_errors_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Td3, "td_error", None)
+    desk.configure(sampler="prioritized")
+    with pytest.raises(UserError, match=r"replay.sampler: prioritized needs TD errors.*td3"):
+        desk.trainer()
+
+
+def test_hindsight_without_goals_is_refused(desk: Desk) -> None:
+    desk.configure(hindsight=Hindsight())
+    with pytest.raises(UserError, match=r"replay.hindsight: .* has no goals"):
+        desk.trainer()

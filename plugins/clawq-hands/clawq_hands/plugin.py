@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clawq.core import RenderedEnv, VectorEnv
+from clawq.core import GoalReward, RenderedEnv, VectorEnv
 from clawq.errors import UserError
 from clawq_hands.rendering import draw_headless, draw_nothing
 
@@ -79,6 +79,17 @@ class GymnasiumPlugin:
 
         env = _make(options, render_mode="rgb_array", size=(options.width, options.height))
         return RenderedGymnasium([env], _spec(options, env))
+
+    def make_goals(self, options: GymnasiumOptions) -> GoalReward:
+        """The rewards of a goal environment.
+
+        Raises:
+            UserError: as `make`, or it is no goal environment.
+        """
+        draw_nothing()
+        from clawq_hands.goals import GymnasiumGoals
+
+        return GymnasiumGoals(_make(options))
 
 
 def _make(options: GymnasiumOptions, render_mode: str | None = None, size: tuple[int, int] | None = None) -> Any:
