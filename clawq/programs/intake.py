@@ -30,6 +30,7 @@ class Intake:
     Attributes:
         env_steps: valid env steps committed over the whole run.
         fragments: fragments committed by this process.
+        payload_bytes: what they took in the streams.
         blocked: the limiter keeps staged fragments from being committed.
     """
 
@@ -40,7 +41,7 @@ class Intake:
         self._episodes: deque[tuple[float, int, float]] = deque(maxlen=EPISODES_AVERAGED)
         self._lags: deque[int] = deque(maxlen=LAGS_AVERAGED)
         self.env_steps = 0
-        self.fragments = 0
+        self.fragments = self.payload_bytes = 0
         self.blocked = False
 
     def commit(self, most: int, version: int) -> int:
@@ -80,6 +81,7 @@ class Intake:
         self._consumer.commit(staged)
         self.env_steps += steps
         self.fragments += 1
+        self.payload_bytes += len(staged.entry.payload)
         self._episodes.extend((e.episode_return, e.length, e.success) for e in fragment.meta.episodes)
 
     def _observe(self, fragment: Fragment) -> None:

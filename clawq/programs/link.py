@@ -73,7 +73,7 @@ class Link:
     def __init__(self, wires: Wires, desired: Control, stream_budget_bytes: int, after_event: str = "0-0") -> None:
         self._wires = wires
         self._desired = desired
-        self._stream_budget_bytes = stream_budget_bytes
+        self.stream_budget_bytes = stream_budget_bytes
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -189,7 +189,7 @@ class Link:
         self._send_control()
         self._send_weights()
         self._send_small()
-        self._wires.reader.trim(self._checkpointed, self._stream_budget_bytes)
+        self._wires.reader.trim(self._checkpointed, self.stream_budget_bytes)
         self._receive()
         self._look_around()
 

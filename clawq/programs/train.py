@@ -34,6 +34,9 @@ IDLE_WAIT_S = 0.05
 LOOK_INTERVAL_S = 0.02
 #: How often the board and the writers get numbers, seconds.
 GAUGE_INTERVAL_S = 1.0
+#: Share of the stream budget after which a checkpoint is due: streams are trimmed only behind checkpoints, and actors
+#: that write faster than that must not fill the server meanwhile.
+CHECKPOINT_SHARE = 0.25
 #: Actor failures after which a run that never got a fragment gives up.
 FAILURES_AT_START = 5
 #: Without a fragment for so long, the run counts as waiting for experience, seconds.
@@ -68,6 +71,7 @@ class Trainer:
         self._published_updates = -1
         self._looked_s = self._published_s = self._gauged_s = self._evaluated_s = -math.inf
         self._committed_s = self._checkpointed_s = time.monotonic()
+        self._checkpointed_bytes = 0
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class Trainer:
             self._gauged_s = now_s
             self.gauge()
             self._read_events()
-        if now_s - self._checkpointed_s >= learner.checkpoint_interval_s:
+        if now_s - self._checkpointed_s >= learner.checkpoint_interval_s or self._much_to_checkpoint():
             self.checkpoint()
         self._evaluate_when_due(now_s)
 
@@ -265,9 +269,13 @@ class Trainer:
         """Write a checkpoint beside the loop; skipped while another one is being written, unless `wait`."""
         if self._saver.busy and not wait:
             return
-        self._checkpointed_s = time.monotonic()
+        self._checkpointed_s, self._checkpointed_bytes = time.monotonic(), self.parts.intake.payload_bytes
         self._saver.save(self._snapshot())
         self._note_refusals(wait)
+
+    def _much_to_checkpoint(self) -> bool:
+        fresh_bytes = self.parts.intake.payload_bytes - self._checkpointed_bytes
+        return fresh_bytes >= CHECKPOINT_SHARE * self.parts.link.stream_budget_bytes
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(self.version, self.state_dict(), self.parts.consumer.committed_cursors())

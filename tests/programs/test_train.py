@@ -19,7 +19,7 @@ from clawq.errors import UserError
 from clawq.programs import learner
 from clawq.programs.run import Run, make_folders
 from clawq.programs.session import Session
-from clawq.programs.train import Trainer
+from clawq.programs.train import CHECKPOINT_SHARE, Trainer
 from clawq.replay.prioritized import PrioritizedSampler
 from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
@@ -287,6 +287,31 @@ def test_streams_are_trimmed_only_behind_what_a_checkpoint_on_disk_holds(
     eventually(lambda: trainer.parts.consumer.staged[0] == 3, "reading")
     let_the_link_work()
     assert desk.in_streams() == 3
+
+
+def test_a_checkpoint_is_due_by_bytes_too_so_that_trimming_never_starves(desk: Desk, eventually: Eventually) -> None:
+    config = desk.session.run.config
+    small = config.redis.model_copy(update={"stream_bytes": 1_000_000})
+    desk.session.run = replace(desk.session.run, config=config.model_copy(update={"redis": small}))
+    a = desk.slot("a", 1)
+    a.send(1)
+    each = len(encode(a.sent[0]))
+    due = int(CHECKPOINT_SHARE * 1_000_000 / each) + 1
+    trainer = desk.trainer()
+    folder = desk.session.run.checkpoints
+    a.send(due - 2)
+    desk.train(trainer, entries=due - 1)
+    desk.train_on(trainer, most=10_000)
+    assert not list(folder.glob("*.ckpt")), "an hour is far away, and so are the bytes"
+    a.send(1)
+    desk.train(trainer, entries=due)
+    desk.train_on(trainer, most=10_000)
+    eventually(lambda: len(list(folder.glob("*.ckpt"))) == 1, "a checkpoint")
+    # And the next one only after as many bytes again
+    a.send(due // 2)
+    desk.train(trainer, entries=due + due // 2)
+    desk.train_on(trainer, most=10_000)
+    assert len(list(folder.glob("*.ckpt"))) == 1
 
 
 def test_priorities_are_the_td_errors_of_the_newest_update_and_a_resumed_learner_goes_on(
