@@ -2,7 +2,8 @@
 
 import re
 import shlex
-import tomllib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,30 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The README's package, installed: its modules, and the entry points of its pyproject.toml."""
-    for block in blocks("python"):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The README's package, built and installed by pip from its own pyproject.toml."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for block in [*blocks("toml"), *blocks("python")]:
         name = block.partition("\n")[0].removeprefix("# ")
-        if name.endswith(".py"):
-            (tmp_path / name).write_text(block)
-    [project] = blocks("toml")
-    groups = tomllib.loads(project)["project"]["entry-points"]
-    metadata = tmp_path / "my_hands-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-hands\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "\n".join(
-            line
-            for group, points in groups.items()
-            for line in [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
-        )
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+        if name.endswith((".py", ".toml")):
+            (source / name).write_text(block)
+    offline = ["--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    words = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(target), str(source)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return target
 
 
 @pytest.fixture
-def config(package: Path) -> Any:
-    file = package / "run.yaml"
+def package(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(installed))
+    return installed
+
+
+@pytest.fixture
+def config(package: Path, tmp_path: Path) -> Any:
+    file = tmp_path / "run.yaml"
     file.write_text(
         "name: mine\nenvironment: {name: pendulum, num_envs: 3, options: {gravity: 5}}\nalgorithm: {name: cosine_td3}\n"
     )
