@@ -138,6 +138,12 @@ class EnvSpec:
             check_array(f"obs.{key}", obs[key], ArraySpec(lead + spec.shape, spec.dtype))
 
 
+def check_shape(leaf: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Raise SpecMismatch unless `array` has exactly that shape: numpy would spread a smaller one without a word."""
+    if np.shape(array) != shape:
+        raise SpecMismatch(leaf, f"shape {list(shape)}", f"shape {list(np.shape(array))}")
+
+
 def check_array(leaf: str, array: Any, spec: ArraySpec) -> None:
     """Raise SpecMismatch unless `array` has exactly that shape and dtype."""
     got = ArraySpec(tuple(array.shape), str(array.dtype))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clawq.core import StepResult
-from clawq.specs import EnvSpec
+from clawq.specs import EnvSpec, check_shape
 from clawq.types import (
     Array,
     BoolArray,
@@ -120,6 +120,9 @@ class Adder:
 
         Returns:
             None, or which envs [N] show something that is not finite: restart them and call `restarted`.
+
+        Raises:
+            SpecMismatch: an observation has another shape than the spec says.
         """
         rows = self._open_rows()
         t = rows.add(action, extras, result)
@@ -229,8 +232,7 @@ class _Rows:
         self.t = 0
         self.version = version
         self.obs = {k: np.empty((capacity + 1, n, *a.shape), a.dtype) for k, a in spec.obs.items()}
-        for key, column in self.obs.items():
-            column[0] = obs[key]
+        self.replace_last(obs)
         self.action = np.empty((capacity, n, spec.action.size), np.float32)
         self.reward = np.empty((capacity, n), np.float32)
         self.terminated = np.empty((capacity, n), np.bool_)
@@ -249,6 +251,7 @@ class _Rows:
         self.replace_last(result.obs)
         for key, rows in result.final_obs.items():
             if len(rows):
+                check_shape(f"final_obs.{key}", rows, (len(rows), *self.obs[key].shape[2:]))
                 self._finals[key].append(rows)
         for name, value in extras.items():
             self._extras.setdefault(name, []).append(value)
@@ -256,6 +259,7 @@ class _Rows:
 
     def replace_last(self, obs: Obs) -> None:
         for key, column in self.obs.items():
+            check_shape(f"obs.{key}", obs[key], column.shape[1:])
             column[self.t] = obs[key]
 
     def boundary(self, t: int) -> BoolArray:

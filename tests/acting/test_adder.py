@@ -1,10 +1,12 @@
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from clawq.acting.adder import Adder, Limits, Origin, step_bytes
+from clawq.errors import SpecMismatch
 from clawq.testing.scripted import SPEC, CountingEnv
 from clawq.types import Fragment, Voided
 
@@ -68,6 +70,31 @@ def test_every_transition_is_there_once_and_boundaries_have_the_true_last_observ
     for env_index, episode, _, after, truncated in rows:
         length = env.lengths[(env_index + episode) % 3]
         assert (after == length) == bool(truncated)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 3), (2, 2), (3,)])
+def test_an_observation_that_changes_its_shape_is_named_and_never_spread(shape: tuple[int, ...]) -> None:
+    env, adder = CountingEnv(2, lengths=(9,)), make_adder(2, 5)
+    adder.begin(env.reset([0, 0]))
+    adder.open(3, 0.0)
+    action = np.zeros((2, 2), np.float32)
+    for _ in range(3):
+        adder.add(action, {}, env.step(action))
+    result = env.step(action)
+    changed = replace(result, obs={"policy": np.zeros(shape, np.float32)})
+    with pytest.raises(SpecMismatch, match=r"obs\.policy: expected shape \[2, 3\], got shape") as caught:
+        adder.add(action, {}, changed)
+    assert caught.value.leaf == "obs.policy"
+
+
+def test_a_last_observation_of_another_shape_is_named() -> None:
+    env, adder = CountingEnv(2, lengths=(1,)), make_adder(2, 5)
+    adder.begin(env.reset([0, 0]))
+    adder.open(3, 0.0)
+    action = np.zeros((2, 2), np.float32)
+    changed = replace(env.step(action), final_obs={"policy": np.zeros((2, 1), np.float32)})
+    with pytest.raises(SpecMismatch, match=r"final_obs\.policy: expected shape \[2, 3\], got shape \[2, 1\]"):
+        adder.add(action, {}, changed)
 
 
 def test_the_first_observation_after_a_boundary_belongs_to_the_next_episode() -> None:

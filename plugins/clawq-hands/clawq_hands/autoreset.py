@@ -16,9 +16,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from clawq.core import StepResult
 from clawq.errors import UserError
-from clawq.specs import EnvSpec
+from clawq.specs import EnvSpec, check_shape
 from clawq.types import BoolArray, FloatArray, Obs
-from clawq_hands.spaces import describe, empty_obs, flat
+from clawq_hands.spaces import describe, empty_obs, flat, write_row
 
 
 class AutoresetAdapter:
@@ -90,8 +90,10 @@ class AutoresetAdapter:
         self._envs.close()
 
     def _take(self, seen: Any) -> Obs:
-        """Our own copy, in the spec's order and dtypes."""
+        """Our own copy, in the spec's order and dtypes; SpecMismatch if it has other shapes."""
         parts = flat(seen)
+        for key, spec in self._spec.obs.items():
+            check_shape(f"obs.{key}", parts[key], (self.num_envs, *spec.shape))
         with np.errstate(over="ignore", invalid="ignore"):
             return {key: np.array(parts[key], spec.dtype) for key, spec in self._spec.obs.items()}
 
@@ -99,9 +101,7 @@ class AutoresetAdapter:
         rows = np.flatnonzero(ended)
         final_obs = empty_obs(self._spec, len(rows))
         for k, i in enumerate(rows):
-            parts = flat(facts["final_obs"][i])
-            for key, column in final_obs.items():
-                column[k] = parts[key]
+            write_row(final_obs, k, facts["final_obs"][i])
         return final_obs
 
 

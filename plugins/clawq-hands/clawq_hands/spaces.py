@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from clawq.errors import UnsupportedSpace, UserError
-from clawq.specs import ActionSpec, ArraySpec, EnvSpec
+from clawq.specs import ActionSpec, ArraySpec, EnvSpec, check_shape
 from clawq.types import Obs
 
 #: Name of the one observation of an environment with a flat Box.
@@ -79,6 +79,14 @@ def empty_obs(spec: EnvSpec, rows: int) -> Obs:
     return {key: np.empty((rows, *array.shape), array.dtype) for key, array in spec.obs.items()}
 
 
+def write_row(obs: Obs, i: int, seen: Any) -> None:
+    """Copy one env's observation into row i of `obs`; SpecMismatch if its shape is not the spec's."""
+    parts = flat(seen)
+    for key, column in obs.items():
+        check_shape(f"obs.{key}", parts[key], column.shape[1:])
+        column[i] = parts[key]
+
+
 def _default_keys(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """(policy keys, critic keys, goal keys) of a space with those keys."""
     if GOAL_KEYS.issubset(keys):
@@ -129,4 +137,4 @@ def _word(space: spaces.Space[Any]) -> str:
     return f"a {type(space).__name__}"
 
 
-__all__ = ["FLAT_KEY", "GOAL_KEYS", "describe", "empty_obs", "flat", "spec_name"]
+__all__ = ["FLAT_KEY", "GOAL_KEYS", "describe", "empty_obs", "flat", "spec_name", "write_row"]

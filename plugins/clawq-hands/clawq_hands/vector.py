@@ -19,7 +19,7 @@ from clawq.core import StepResult
 from clawq.errors import UserError
 from clawq.specs import EnvSpec
 from clawq.types import Array, BoolArray, FloatArray, Obs
-from clawq_hands.spaces import empty_obs, flat
+from clawq_hands.spaces import empty_obs, write_row
 
 
 class GymnasiumVector:
@@ -49,7 +49,7 @@ class GymnasiumVector:
         """Start all episodes; one seed for each env. Returns key -> [N, ...]."""
         obs = empty_obs(self._spec, self.num_envs)
         for i, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            self._write(obs, i, env.reset(seed=int(seed))[0])
+            write_row(obs, i, env.reset(seed=int(seed))[0])
         self._obs = obs
         return {key: column.copy() for key, column in obs.items()}
 
@@ -70,10 +70,10 @@ class GymnasiumVector:
                     terminated[i], truncated[i] = ended, cut
                     finals.append(seen)
                     seen = env.reset()[0]
-                self._write(obs, i, seen)
+                write_row(obs, i, seen)
             final_obs = empty_obs(self._spec, len(finals))
             for k, seen in enumerate(finals):
-                self._write(final_obs, k, seen)
+                write_row(final_obs, k, seen)
         self._obs = obs
         valid = np.ones(n, np.bool_)
         return StepResult(obs, reward, terminated, truncated, valid, final_obs, success)
@@ -81,18 +81,13 @@ class GymnasiumVector:
     def restart(self, rows: BoolArray) -> Obs:
         """Abandon the episodes of the chosen rows [N] and start new ones; returns obs of all N rows."""
         for i in np.flatnonzero(rows):
-            self._write(self._obs, int(i), self._envs[i].reset()[0])
+            write_row(self._obs, int(i), self._envs[i].reset()[0])
         return {key: column.copy() for key, column in self._obs.items()}
 
     def close(self) -> None:
         """Close every env."""
         for env in self._envs:
             env.close()
-
-    def _write(self, obs: Obs, i: int, seen: Any) -> None:
-        parts = flat(seen)
-        for key, column in obs.items():
-            column[i] = parts[key]
 
 
 class RenderedGymnasium(GymnasiumVector):

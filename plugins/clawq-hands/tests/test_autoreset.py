@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from clawq.acting.adder import Adder, Limits, Origin, step_bytes
 from clawq.core import VectorEnv
-from clawq.errors import UserError
+from clawq.errors import SpecMismatch, UserError
 from clawq.types import Fragment
 
 N = 3
@@ -143,3 +143,42 @@ def test_arrays_are_the_callers_to_keep() -> None:
     np.testing.assert_array_equal(first["policy"], kept)
     np.testing.assert_array_equal(result.reward, reward)
     env.close()
+
+
+class Shrinking(Toy):
+    """Shows only so many numbers from its third step on."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0)
+        self.size = size
+
+    def show(self) -> Any:
+        return super().show()[: self.size if self.t > 2 else 3]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_observation_that_changes_its_shape_is_named_and_never_spread(size: int, ends: bool) -> None:
+    toy = Shrinking(size)
+    # Episodes of index 3 last 5 steps, those of index 1 three: then the changed one is the last of its episode.
+    toy.index = 1 if ends else 3
+    env = GymnasiumVector([toy], describe("toy", Toy.observation_space, Toy.action_space))
+    env.reset([1])
+    action = np.zeros((1, 1), np.float32)
+    env.step(action)
+    env.step(action)
+    with pytest.raises(SpecMismatch, match=rf"obs\.policy: expected shape \[3\], got shape \[{size}\]"):
+        env.step(action)
+
+
+def test_a_vector_env_that_changes_its_shape_is_named() -> None:
+    class Wrong(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            seen, *rest = super().step(actions)
+            return seen[:, :1], *rest
+
+    envs = Wrong([factory(i) for i in range(N)], autoreset_mode=AutoresetMode.NEXT_STEP)
+    env = AutoresetAdapter(envs, "toy")
+    env.reset([1, 2, 3])
+    with pytest.raises(SpecMismatch, match=r"obs\.policy: expected shape \[3, 3\], got shape \[3, 1\]"):
+        env.step(np.zeros((N, 1), np.float32))
