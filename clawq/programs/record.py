@@ -157,6 +157,11 @@ def captioned(picture: Array, text: str) -> Array:
 def _side(request: dict[str, Any], label: str) -> Side:
     config, spec = RunConfig.model_validate(request["run"]["config"]), EnvSpec.from_json(request["run"]["spec"])
     plugin = load("environments", config.environment.name)
+    if not hasattr(plugin, "make_rendered"):
+        raise UserError(
+            f"the environment plugin {config.environment.name!r} cannot draw: it has no make_rendered(options). Add "
+            "one (it gives one env with `frame`, see clawq.core.RenderedEnv), or set record.animation: false"
+        )
     env: RenderedEnv = plugin.make_rendered(plugin.Options.model_validate(config.environment.options))
     check_spec(env, spec)
     policy = make_policy(config, spec)

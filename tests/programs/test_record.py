@@ -39,6 +39,14 @@ def request_for(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def test_an_environment_that_cannot_draw_says_what_to_do(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawq.programs.record.load", lambda kind, name: object())
+    with pytest.raises(UserError, match=r"'point' cannot draw: it has no make_rendered.* record\.animation: false"):
+        record(request_for)
+
+
 def test_trained_and_untrained_are_shown_side_by_side(request_for: dict[str, Any], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clawq.programs.record"],
