@@ -99,8 +99,11 @@ def describe(client: redis.Redis) -> str:
 def celery_url(url: str) -> str:
     """The same server as a Celery broker URL (kombu spells socket files `redis+socket://`).
 
+    TLS is verified unless the URL says otherwise, as redis-py does by itself; kombu alone would not.
     A redis-py socket URL carries its password as `unix://[user]:pw@/path` or `?password=`; kombu takes both the same.
     """
+    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
+        return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
     if not url.startswith("unix://"):
         return url
     parts = urlsplit(url)

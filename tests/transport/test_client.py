@@ -1,10 +1,12 @@
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
+import kombu
 import pytest
 import redis
 from hypothesis import given
@@ -150,6 +152,20 @@ def test_a_server_that_cannot_be_reached_by_celery_is_spelled_its_way() -> None:
     assert celery_url("redis://:pw@h:1/0") == "redis://:pw@h:1/0"
     assert celery_url("unix:///run/b?db=0") == "redis+socket:///run/b?virtual_host=0"
     assert celery_url("unix://:p%40w@/run/b?db=2") == "redis+socket://:p%40w@/run/b?virtual_host=2"
+
+
+@pytest.mark.parametrize(
+    ("url", "reqs"),
+    [
+        ("rediss://:pw@h:1/0", ssl.CERT_REQUIRED),
+        ("rediss://:pw@h:1/0?ssl_ca_certs=/ca.pem", ssl.CERT_REQUIRED),
+        ("rediss://h?ssl_cert_reqs=none", ssl.CERT_NONE),
+    ],
+)
+def test_celery_verifies_tls_unless_the_url_says_otherwise(url: str, reqs: ssl.VerifyMode) -> None:
+    with kombu.Connection(celery_url(url)) as connection:
+        assert connection.ssl["ssl_cert_reqs"] == reqs
+        assert connection.hostname == "h"
 
 
 def test_large_values_are_written_without_copies_and_come_back(data_client: redis.Redis, run_keys: object) -> None:
