@@ -87,8 +87,6 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "ring/size": Metric("env steps", "rows in the ring"),
         "late_priorities": Metric("rows", "priorities that came for rows which were gone by then", "0"),
         "limiter/error": Metric("samples", "inserts · samples_per_insert − samples", "inside its bounds"),
-        "limiter/insert_wait": Metric("0..1", "share of time in which inserts waited for samples"),
-        "limiter/sample_wait": Metric("0..1", "share of time in which sampling waited for inserts"),
         # Learning
         "episode/return": Metric("reward", "mean undiscounted return of training episodes, with exploration", "rises"),
         "episode/length": Metric("env steps", "mean length of training episodes"),
@@ -100,9 +98,6 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "eval/version": Metric("version", "weights version of the last evaluation"),
         "non_finite_updates": Metric("updates", "skipped because a loss or gradient was not finite", "0"),
         "train/*": Metric("-", "what the algorithm reports of its updates: losses, gradient norms, value estimates"),
-        # Time of the learner thread
-        "time/*": Metric("0..1", "share of the learner thread's time, by what it did", "mostly time/step"),
-        "memory/*": Metric("bytes", "resident memory, by process", "level after the ring is full"),
     }
 )
 
