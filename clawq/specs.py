@@ -140,7 +140,8 @@ class EnvSpec:
 
 def check_shape(leaf: str, array: Any, shape: tuple[int, ...]) -> None:
     """Raise SpecMismatch unless `array` has exactly that shape: numpy would spread a smaller one without a word."""
-    if np.shape(array) != shape:
+    # The first look is for arrays, and cheap: this is asked of every observation. The second one is for lists.
+    if getattr(array, "shape", None) != shape and np.shape(array) != shape:
         raise SpecMismatch(leaf, f"shape {list(shape)}", f"shape {list(np.shape(array))}")
 
 

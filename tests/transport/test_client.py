@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
-import kombu
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.connection import Connection
 
 from clawq.errors import ClawqError, StoreFull, StoreUnavailable, StoreUnfit, TransportError
 from clawq.transport.client import (
@@ -163,7 +163,7 @@ def test_a_server_that_cannot_be_reached_by_celery_is_spelled_its_way() -> None:
     ],
 )
 def test_celery_verifies_tls_unless_the_url_says_otherwise(url: str, reqs: ssl.VerifyMode) -> None:
-    with kombu.Connection(celery_url(url)) as connection:
+    with Connection(celery_url(url)) as connection:
         assert connection.ssl["ssl_cert_reqs"] == reqs
         assert connection.hostname == "h"
 
