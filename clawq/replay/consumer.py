@@ -15,7 +15,7 @@ from typing import Any
 
 from clawq.core import Entry, FragmentSource
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
-from clawq.replay.ledger import Counts, Marks
+from clawq.replay.ledger import Counts, Lives, Marks
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
@@ -58,7 +58,7 @@ class Consumer:
         self._staleness, self._learner_version = staleness, learner_version
         self._staging = Staging(staged_bytes, state)
         #: What the thread has seen; runs ahead of the ledger's marks by what is staged or taken.
-        self._seen = Marks(self._staging.marks)
+        self._seen, self._lives = Marks(self._staging.marks), Lives(self._staging.produced)
         #: Ids to be mirrored in Redis; those of a checkpoint first, since the mirror may have been lost.
         self._handled = self._staging.cursors
         #: Notices of refused fragments: slot -> epoch, and for each env the one that reaches back furthest.
@@ -165,13 +165,17 @@ class Consumer:
             seq = max(seq, self._seen.last(slot, epoch))
         else:
             found = self._examine(entry)
-            if isinstance(found, Fragment):
-                if not self._staging.wait_for_room(len(entry.payload), self._when_full):
-                    return False
+            if isinstance(found, Fault):
+                self._staging.drop(entry, found.reason, found.meta)
+            elif not self._lives.is_new(slot, found.meta):
+                self._staging.drop(entry, "repeated")
+            elif self._staging.wait_for_room(len(entry.payload), self._when_full):
                 self._state = "reading"
                 self._staging.put(entry, self._with_notices(found))
             else:
-                self._staging.drop(entry, found.reason, found.meta)
+                return False
+            if found.meta is not None:
+                self._lives.advance(slot, found.meta)
             self._seen.advance(slot, epoch, seq)
         self._handled[slot] = f"{epoch}-{seq}"
         return True

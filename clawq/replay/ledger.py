@@ -5,7 +5,9 @@ repetition. Entries of a slot are settled in the order of its stream, so the led
 here is counted in here, and nothing after it. A checkpoint that holds the ledger's state can therefore be resumed by
 reading on from its cursors, and no fragment is lost, taken twice, or counted twice.
 
-Marks: (slot, epoch) -> highest seq. An entry at or below its mark is a repetition.
+Marks: (slot, epoch) -> highest seq. An entry at or below its mark is a repetition. Lives: (slot, life of an actor) ->
+env steps it had packed. A fragment at or below that is a repetition too, under another id: an actor whose claim lapsed
+while it did not know whether a fragment had arrived sends it again in a new epoch.
 
 Sums of env steps come from the actor's cumulative counters in the headers: what was packed (`produced`) but was neither
 settled here nor dropped by the actor is `unaccounted` (lost in a stream that went away, or in refused bytes).
@@ -55,6 +57,29 @@ class Marks:
         return {slot: dict(epochs) for slot, epochs in self._seq.items()}
 
 
+class Lives:
+    """What each actor had told when its newest fragment was seen; `produced` of an actor's fragments only grows."""
+
+    def __init__(self, produced: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        self._produced = {slot: dict(lives) for slot, lives in (produced or {}).items()}
+
+    def is_new(self, slot: str, meta: FragmentMeta) -> bool:
+        """True unless this fragment, or a later one of its actor, was seen."""
+        return meta.produced > self._produced.get(slot, {}).get(life_of(meta), 0)
+
+    def advance(self, slot: str, meta: FragmentMeta) -> None:
+        """Note a fragment."""
+        lives, life = self._produced.setdefault(slot, {}), life_of(meta)
+        lives[life] = max(meta.produced, lives.get(life, 0))
+        for old in sorted(lives)[:-KEPT_EPOCHS]:
+            del lives[old]
+
+
+def life_of(meta: FragmentMeta) -> int:
+    """The life of the actor that made a fragment: its first epoch."""
+    return meta.life or meta.epoch
+
+
 @dataclass(slots=True)
 class Counts:
     """Settled entries by what became of them, and env steps by the headers.
@@ -93,7 +118,8 @@ class Settled:
     Attributes:
         epoch: of the entry.
         seq: of the entry.
-        outcome: `committed`, `duplicate`, or the reason of the refusal.
+        outcome: `committed`; `duplicate` (its id was seen), `repeated` (its fragment was, under another id); or the
+            reason of the refusal.
         meta: the header, where it can be believed.
     """
 
@@ -132,6 +158,9 @@ class Ledger:
         counts.gap_fragments += settled.seq - self.marks.last(slot, settled.epoch) - 1
         self.marks.advance(slot, settled.epoch, settled.seq)
         self.cursors[slot] = f"{settled.epoch}-{settled.seq}"
+        if settled.outcome == "repeated":
+            counts.duplicates += 1
+            return
         steps = settled.meta.steps * settled.meta.envs if settled.meta else 0
         if settled.outcome == "committed":
             counts.committed += 1
@@ -144,7 +173,7 @@ class Ledger:
 
     def _count_steps(self, slot: str, meta: FragmentMeta, steps: int) -> None:
         """Add what the actor's cumulative counters grew by since its last header, which may be of an older epoch."""
-        lives, life = self._told.setdefault(slot, {}), meta.life or meta.epoch
+        lives, life = self._told.setdefault(slot, {}), life_of(meta)
         produced_before, before = lives.get(life, (0, {}))
         produced, dropped = max(0, meta.produced - produced_before), 0
         for reason, total in meta.dropped.items():
@@ -157,6 +186,11 @@ class Ledger:
         lives[life] = (meta.produced, dict(meta.dropped) or before)
         for old in sorted(lives)[:-KEPT_EPOCHS]:
             del lives[old]
+
+    @property
+    def produced(self) -> dict[str, dict[int, int]]:
+        """Of each slot and life the env steps packed, as its newest header told; a copy."""
+        return {slot: {life: told[0] for life, told in lives.items()} for slot, lives in self._told.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as dicts, lists, strings and integers; a copy."""

@@ -85,7 +85,7 @@ class Staging:
             self._changed.notify_all()
 
     def drop(self, entry: Entry, outcome: str, meta: FragmentMeta | None = None) -> None:
-        """Note an entry that will not be used: `duplicate`, or the reason of its refusal (meta: if believable)."""
+        """Note an entry that will not be used (outcome: see ledger.Settled; meta: if it can be believed)."""
         settled = Settled(entry.epoch, entry.seq, outcome, meta)
         with self._changed:
             self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, settled))
@@ -160,6 +160,12 @@ class Staging:
         """Of each slot and epoch the highest seq settled; a copy."""
         with self._changed:
             return self._ledger.marks.state()
+
+    @property
+    def produced(self) -> dict[str, dict[int, int]]:
+        """Of each slot and life of an actor the env steps packed, as far as settled; a copy."""
+        with self._changed:
+            return self._ledger.produced
 
     @property
     def counts(self) -> Counts:

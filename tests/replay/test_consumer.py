@@ -1,6 +1,8 @@
 """The consumer: everything read is settled once, whatever comes, and it never dies silently."""
 
+import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawq.acting.outbox import Outbox
+from clawq.acting.sender import Sender
 from clawq.core import Entry
 from clawq.errors import StoreFull, StoreUnavailable
 from clawq.replay.consumer import Consumer
@@ -29,6 +33,7 @@ from clawq.transport.memory import MemoryTransport
 from clawq.transport.readers import StreamReader
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
+from clawq.transport.weights import WeightsReader
 from clawq.types import Fragment, Voided
 
 Letters = list[tuple[Entry, str, str]]
@@ -475,3 +480,100 @@ def test_over_a_real_redis_that_is_killed_and_comes_back_empty_the_consumer_goes
     writing.close()
     consumer.close()
     reading.close()
+
+
+def again(fragment: Fragment, epoch: int, seq: int, life: int = 1) -> Fragment:
+    """The same fragment as its actor sends it in another epoch: its counters go on over the actor's life."""
+    return replace(fragment, meta=replace(fragment.meta, epoch=epoch, seq=seq, life=life))
+
+
+def test_a_fragment_that_is_sent_again_under_a_new_epoch_is_taken_once(fed: Fed, consumer_of: Make) -> None:
+    # Given an actor that did not learn that its second fragment had arrived, and whose claim had lapsed meanwhile
+    source = made()
+    first, second, third, fourth = (next(source) for _ in range(4))
+    fed.feed([entry_of(first), entry_of(second), entry_of(again(second, 7, 1)), entry_of(again(third, 7, 2))])
+    consumer = consumer_of()
+    taken = take_all(consumer, 3)
+    assert [staged.fragment.meta.produced for staged in taken] == [one.meta.produced for one in (first, second, third)]
+    for staged in taken:
+        consumer.commit(staged)
+    counts = consumer.counts
+    assert (counts.entries, counts.committed, counts.duplicates, counts.gap_fragments) == (4, 3, 1, 0)
+    assert counts.produced_steps == counts.committed_steps == third.meta.produced
+    assert counts.unaccounted_steps == 0
+    assert consumer.committed_cursors() == {"s": "7-2"}
+    # And the same over a resume
+    state = consumer.state_dict()
+    consumer.close()
+    fed.feed([entry_of(again(third, 9, 1)), entry_of(again(fourth, 9, 2))])
+    resumed = consumer_of(state=state)
+    [staged] = take_all(resumed, 1)
+    assert staged.fragment.meta.produced == fourth.meta.produced
+    resumed.commit(staged)
+    assert resumed.counts.duplicates == 2
+    assert resumed.counts.unaccounted_steps == 0
+    assert resumed.committed_cursors() == {"s": "9-2"}
+
+
+def test_what_a_stalled_server_took_without_telling_the_actor_is_trained_on_once(
+    own_servers: EmbeddedRedis, consumer_of: Make, eventually: Eventually
+) -> None:
+    # Given a real sender whose claim is short, and a server that stops longer than that
+    keys, hasty, patient = RunKeys(RUN), connect(own_servers.data_url, timeout_s=0.3), connect(own_servers.data_url)
+    epochs: list[int] = []
+
+    def open_slot() -> StreamWriter:
+        writer = StreamWriter.open(hasty, keys, "s", "w", 1.0, after_epoch=epochs[-1] if epochs else 0)
+        epochs.append(writer.epoch)
+        return writer
+
+    outbox = Outbox(8, "block")
+    sender = Sender(outbox, open_slot(), open_slot, encode, WeightsReader(hasty, keys))
+    sender.start()
+    sent = [fragment for _, fragment in zip(range(4), made(), strict=False)]
+    server = own_servers.processes[1]
+    try:
+        outbox.put(sent[0], 1.0)
+        assert sender.drain(5.0)
+        # When the next fragment's XADD lies in the stopped server's socket buffer, and is executed in the end
+        server.send_signal(signal.SIGSTOP)
+        outbox.put(sent[1], 1.0)
+        lapsed_s = time.monotonic() + 1.5
+        eventually(lambda: time.monotonic() > lapsed_s, "the claim to run out")
+    finally:
+        server.send_signal(signal.SIGCONT)
+    for fragment in sent[2:]:
+        outbox.put(fragment, 1.0)
+    assert sender.drain(10.0)
+    sender.close()
+    assert len(epochs) == 2
+    # Then the learner takes each fragment once
+    consumer = consumer_of(StreamReader(patient, keys))
+    for staged in take_all(consumer, 4):
+        consumer.commit(staged)
+    eventually(lambda: consumer.counts.entries == patient.xlen(keys.stream("s")), "all entries")
+    counts = consumer.counts
+    assert counts.committed == 4
+    assert counts.produced_steps == counts.committed_steps == sent[-1].meta.produced
+    assert counts.unaccounted_steps == 0
+    hasty.close()
+    patient.close()
+
+
+def test_a_new_actor_of_the_slot_counts_from_the_beginning_and_is_not_taken_for_an_old_one(
+    fed: Fed, consumer_of: Make
+) -> None:
+    source = made()
+    old = [next(source) for _ in range(3)]
+    new = [again(one, 9, seq, life=9) for seq, one in enumerate(old, 1)]
+    fed.feed([entry_of(one) for one in (*old, *new)])
+    assert len(take_all(consumer_of(), 6)) == 6
+
+
+def test_a_refill_takes_a_fragment_that_is_there_twice_once() -> None:
+    source = made()
+    first, second, third = (next(source) for _ in range(3))
+    ring = ReplayRing(SPEC, 500)
+    entries = [entry_of(one) for one in (first, second, again(second, 7, 1), again(third, 7, 2))]
+    assert refill(ring, entries, EXAMINER) == 3
+    assert ring.size == sum(int(one.valid.sum()) for one in (first, second, third))
