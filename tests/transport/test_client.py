@@ -4,6 +4,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -163,7 +164,8 @@ def test_a_server_that_cannot_be_reached_by_celery_is_spelled_its_way() -> None:
     ],
 )
 def test_celery_verifies_tls_unless_the_url_says_otherwise(url: str, reqs: ssl.VerifyMode) -> None:
-    with Connection(celery_url(url)) as connection:
+    connect_celery: Any = Connection
+    with connect_celery(celery_url(url)) as connection:
         assert connection.ssl["ssl_cert_reqs"] == reqs
         assert connection.hostname == "h"
 
