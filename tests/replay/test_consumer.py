@@ -523,7 +523,7 @@ def test_what_a_stalled_server_took_without_telling_the_actor_is_trained_on_once
     epochs: list[int] = []
 
     def open_slot() -> StreamWriter:
-        writer = StreamWriter.open(hasty, keys, "s", "w", 1.0, after_epoch=epochs[-1] if epochs else 0)
+        writer = StreamWriter.open(hasty, keys, "s", "w", 3.0, after_epoch=epochs[-1] if epochs else 0)
         epochs.append(writer.epoch)
         return writer
 
@@ -538,7 +538,7 @@ def test_what_a_stalled_server_took_without_telling_the_actor_is_trained_on_once
         # When the next fragment's XADD lies in the stopped server's socket buffer, and is executed in the end
         server.send_signal(signal.SIGSTOP)
         outbox.put(sent[1], 1.0)
-        lapsed_s = time.monotonic() + 1.5
+        lapsed_s = time.monotonic() + 3.6
         eventually(lambda: time.monotonic() > lapsed_s, "the claim to run out")
     finally:
         server.send_signal(signal.SIGCONT)
