@@ -5,7 +5,8 @@ registered. Four times a second it looks (registry, queue, heartbeats, control r
 says: it keeps leases waiting and sends evaluations. It holds nothing that it could not derive again, so it may be
 killed and started at any time. A run that is stopped, or not registered (the broker lost it, the learner will register
 it again), has no leases. It ends when its stdin ends, which is when the learner is gone; then the run's queues are
-emptied.
+emptied. A run that another learner has taken over, and registered as its own, is left alone: that one has a coordinator
+too, and the queues are shared.
 
 Redis being away is waited out. URLs come from CLAWQ_BROKER_URL and CLAWQ_DATA_URL, never from argv.
 """
@@ -62,10 +63,15 @@ class Coordinator:
         self._evaluations = Evaluations(self._config.evaluation.episodes)
         self._last_event = "0-0"
         self._looks = 0
-        self._registered = True
+        self._registered, self._taken_over = True, False
 
     def turn(self, now_s: float) -> list[Action]:
         """Look once, act once; returns what was done. Raises TransportError while a Redis is away."""
+        if self._looks % _REGISTRY_LOOKS == 0:
+            self._look_up()
+        self._looks += 1
+        if self._taken_over:
+            return []
         try:
             actions = reconcile(self._desired(), self._look(now_s), now_s)
             for action in actions:
@@ -78,18 +84,26 @@ class Coordinator:
         return actions
 
     def empty_queues(self) -> None:
-        """Drop what is left in the run's queues. Raises TransportError if the broker is away."""
+        """Drop what is left in the run's queues, unless another learner has the run now.
+
+        Raises TransportError if the broker is away.
+        """
+        self._look_up()
+        if self._taken_over:
+            log.info("another learner has taken the run over; its queues are left as they are")
+            return
         try:
             for name in run_queues(self.run.run_id):
                 self._broker.default_channel.queue_purge(name)
         except self._broker_errors as error:
             raise TransportError(f"the broker cannot be reached: {error}") from error
 
+    def _look_up(self) -> None:
+        record = self._registry.get(self.run.run_id)
+        self._registered = record is not None and record.state in ACTIVE_STATES
+        self._taken_over = record is not None and not record.same_session(self.run)
+
     def _desired(self) -> Desired:
-        if self._looks % _REGISTRY_LOOKS == 0:
-            record = self._registry.get(self.run.run_id)
-            self._registered = record is not None and record.tag == self.run.tag and record.state in ACTIVE_STATES
-        self._looks += 1
         control = self._control.read()
         return Desired(
             collect=self._registered and not (control is not None and control.stop),

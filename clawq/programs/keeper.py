@@ -2,7 +2,8 @@
 
 The coordinator holds nothing that it could not derive again, so one that was killed is simply started again, after a
 pause that doubles while it keeps ending. A broker that came back empty is told of the run again. Neither happens on the
-learner's own thread; a broker that is away is waited out.
+learner's own thread; a broker that is away is waited out. Nothing is done while the run's claim is not held: another
+learner may have taken the run over, and looks after it.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from typing import Any
 
 from clawq.errors import TransportError
 from clawq.spawning.spawner import Child
+from clawq.transport.claims import Claim
 from clawq.transport.control import RunRecord, RunRegistry
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Keeper:
 
     Args:
         record: of the run.
+        claim: on the run, held by whoever may look after it.
         broker: client of the broker.
         start: starts a coordinator, which waits for a line on its stdin.
         child: one that was started already.
@@ -41,8 +44,10 @@ class Keeper:
         restarts: how often it was started again.
     """
 
-    def __init__(self, record: RunRecord, broker: Any, start: Callable[[], Child], child: Child | None = None) -> None:
-        self._record, self._registry, self._start = record, RunRegistry(broker), start
+    def __init__(
+        self, record: RunRecord, claim: Claim, broker: Any, start: Callable[[], Child], child: Child | None = None
+    ) -> None:
+        self._record, self._claim, self._registry, self._start = record, claim, RunRegistry(broker), start
         self._ending = threading.Event()
         self._age_s = self._pause_s = 0.0
         self.restarts = 0
@@ -62,13 +67,20 @@ class Keeper:
         while not self._ending.wait(LOOK_S):
             self._age_s += LOOK_S
             try:
+                if not self._claim.is_held():
+                    continue
                 if self.child is None or self.child.exited():
                     self._start_again()
-                if self._registry.get(self._record.run_id) is None and not self._ending.is_set():
+                if not self._registered() and not self._ending.is_set():
                     self._registry.add(self._record)
                     log.warning("the broker did not know run %s any more; it is registered again", self._record.run_id)
             except (TransportError, OSError) as error:
                 log.info("the run's coordinator and entry cannot be looked after just now: %s", error)
+
+    def _registered(self) -> bool:
+        # An entry of a learner that lost the run, and did not know it yet, counts for nothing.
+        entry = self._registry.get(self._record.run_id)
+        return entry is not None and entry.same_session(self._record)
 
     def _start_again(self) -> None:
         if self.child is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clawq.errors import ClaimHeld, TransportError, UserError
+from clawq.errors import ClaimHeld, ClaimLost, TransportError, UserError
 from clawq.programs.keeper import Keeper
 from clawq.programs.run import Run, without_secrets
 from clawq.spawning.logfile import LogFile
@@ -97,7 +97,7 @@ def open_session(
     try:
         session.after_event = Events(data, keys).newest_id()
         start = partial(start_coordinator, spawner, run.id, run.tag, run.logs, broker_url, data_url)
-        session.keeper = Keeper(record, broker, start, coordinator)
+        session.keeper = Keeper(record, claim, broker, start, coordinator)
         yield session
     finally:
         if session.keeper is not None:
@@ -130,13 +130,20 @@ def invite_actors(session: Session) -> None:
 
 
 def close_session(session: Session) -> None:
-    """Take the run off the list, and its keys too if it is done; what cannot be reached is left to run out."""
+    """Take the run off the list, and its keys too if it is done; what cannot be reached is left to run out.
+
+    A run that another learner has taken over is that one's: every step is fenced, since we may not know it yet.
+    """
     try:
-        RunRegistry(session.broker).remove(session.run.id)
-        ControlRecord(session.data, session.keys).request_stop()
-        session.claim.release()
+        # A claim that lapsed unnoticed and that nobody took is ours to take again.
+        session.claim.renew()
+        ControlRecord(session.data, session.keys, session.claim).write(stop=True)
+        RunRegistry(session.broker).withdraw(session.record)
         if session.state == "done":
-            end_run(session.data, session.keys)
+            end_run(session.data, session.keys, session.claim)
+        session.claim.release()
+    except ClaimLost as error:
+        log.warning("run %s is left as it is: %s", session.run.id, error)
     except TransportError as error:
         log.warning("while closing run %s: %s", session.run.id, error)
     finally:

@@ -93,6 +93,11 @@ class Claim:
         self.ttl_s = ttl_s
         return self.renew()
 
+    def is_held(self) -> bool:
+        """Whether it was ours when the server answered; what must not be done without it goes through `fenced`."""
+        with translated(self._client):
+            return bool(self._client.get(self.key) == self._value)
+
     def release(self) -> None:
         """Give it back, if it is still ours. Idempotent."""
         self._watched(self._release_once)

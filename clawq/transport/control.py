@@ -16,7 +16,7 @@ import redis
 
 from clawq.core import Control, Entry
 from clawq.errors import TransportError
-from clawq.transport.claims import Claim
+from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
 from clawq.transport.keys import RUNS_KEY, RunKeys
 
@@ -108,6 +108,10 @@ class RunRecord:
         """Its keys on the data server."""
         return RunKeys(self.tag)
 
+    def same_session(self, other: "RunRecord") -> bool:
+        """Whether the same session of the same learner wrote both; another one has taken the run over otherwise."""
+        return (self.tag, self.created_ms, self.learner) == (other.tag, other.created_ms, other.learner)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; `from_json` is its inverse."""
         return asdict(self)
@@ -145,6 +149,20 @@ class RunRegistry:
         """Forget a run; nothing happens if there is none."""
         with translated(self._client):
             self._client.hdel(RUNS_KEY, run_id)
+
+    def withdraw(self, record: RunRecord) -> bool:
+        """Remove the entry of this session; returns False, and leaves it, if another session has written its own."""
+
+        def once(pipe: Any) -> bool:
+            entry = _run_record(pipe.hget(RUNS_KEY, record.run_id))
+            if entry is None or not entry.same_session(record):
+                return False
+            pipe.multi()
+            pipe.hdel(RUNS_KEY, record.run_id)
+            pipe.execute()
+            return True
+
+        return watched(self._client, (RUNS_KEY,), once)
 
 
 def _run_record(text: bytes | None) -> RunRecord | None:
@@ -332,31 +350,47 @@ class DeadLetters:
         return {reason.decode(): int(count) for reason, count in raw.items()}
 
 
-def delete_run(client: redis.Redis, keys: RunKeys) -> int:
-    """Unlink every key of a run on the data server; returns how many there were."""
+def delete_run(client: redis.Redis, keys: RunKeys, claim: Claim | None = None) -> int:
+    """Unlink every key of a run on the data server; returns how many there were.
+
+    Under a claim (which is spared) nothing is unlinked any more once it is lost: ClaimLost.
+    """
     deleted = 0
+
+    def unlink(batch: list[bytes]) -> int:
+        if claim is None:
+            return int(unfenced.unlink(*batch))
+        claim.fenced(lambda pipe: pipe.unlink(*batch))
+        return len(batch)
+
+    unfenced: Any = client
+    spared = None if claim is None else claim.key.encode()
     with translated(client):
         # A tag is hex, so only the prefix's braces could be special in a pattern, and in Redis they are not.
         batch: list[bytes] = []
         scan: Any = client.scan_iter(match=keys.prefix + "*", count=1000)
         for key in scan:
+            if key == spared:
+                continue
             batch.append(key)
             if len(batch) == 500:
-                deleted += int(client.unlink(*batch))
+                deleted += unlink(batch)
                 batch.clear()
         if batch:
-            deleted += int(client.unlink(*batch))
+            deleted += unlink(batch)
     return deleted
 
 
-def end_run(client: redis.Redis, keys: RunKeys) -> None:
+def end_run(client: redis.Redis, keys: RunKeys, claim: Claim) -> None:
     """Delete a finished run, and leave for a while a control record that says stop.
 
-    An actor that comes late then learns that the run is over, instead of waiting for a learner.
+    An actor that comes late then learns that the run is over, instead of waiting for a learner. The claim stays; if it
+    is lost (ClaimLost), nothing more is touched.
     """
-    delete_run(client, keys)
-    with translated(client):
-        pipe = client.pipeline(transaction=True)
+    delete_run(client, keys, claim)
+
+    def leave_tombstone(pipe: Any) -> None:
         pipe.hset(keys.control, mapping={"stop": 1, "window_bytes": 1, "config_epoch": 0})
         pipe.expire(keys.control, _TOMBSTONE_S)
-        pipe.execute()
+
+    claim.fenced(leave_tombstone)

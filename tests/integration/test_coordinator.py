@@ -5,12 +5,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from clawq.control.coordinator import Coordinator
 from clawq.control.queues import run_queues
+from clawq.control.reconcile import SendLeases
 from clawq.plugins import load
 from clawq.specs import EnvSpec
 from clawq.transport.claims import Claim
@@ -130,6 +133,29 @@ def test_a_run_that_is_not_registered_has_no_leases_until_it_is_again(
     assert coordinator.stdin is not None
     coordinator.stdin.close()
     assert coordinator.wait(10.0) == 0
+    assert waiting(bench, run) == 0
+
+
+def test_the_queues_of_a_run_that_another_learner_took_over_are_left_alone(
+    bench: "Bench", coordinators: list["subprocess.Popen[bytes]"]
+) -> None:
+    run = bench.run("taken")
+    coordinator, beside = coordinate(bench, run, coordinators), Coordinator(run, bench.broker_url, bench.data_url)
+    bench.wait_for(lambda: bench.queued(run) == 2, "leases")
+    # Given that another learner has the run now, whose coordinator sent these leases
+    bench.registry.add(replace(run, created_ms=run.created_ms + 1))
+    # When the old one's coordinator ends
+    assert coordinator.stdin is not None
+    coordinator.stdin.close()
+    assert coordinator.wait(10.0) == 0
+    # Then the leases are still there
+    assert waiting(bench, run) == 2
+    # And one that goes on does nothing until the run is its own again.
+    bench.drop_queued(run)
+    assert [beside.turn(now_s) for now_s in (0.0, 1.0, 2.0, 3.0)] == [[]] * 4
+    bench.registry.add(run)
+    assert beside.turn(4.0) == [SendLeases(2)]
+    beside.empty_queues()
     assert waiting(bench, run) == 0
 
 

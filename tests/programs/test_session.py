@@ -1,7 +1,8 @@
 """A learner's session: its coordinator and its entry are looked after, its name is its own, the past is past."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from clawq.programs.run import Run, create_run
 from clawq.programs.session import Session, open_session
 from clawq.spawning.spawner import Spawner
 from clawq.testing.point import PointOptions, point_spec
-from clawq.transport.control import Events, RunRegistry, delete_run
+from clawq.transport.claims import Claim, holder_of
+from clawq.transport.client import connect
+from clawq.transport.control import ControlRecord, Events, RunRegistry, delete_run
 from clawq.transport.server import EmbeddedRedis
 
 Eventually = Callable[..., None]
@@ -72,3 +75,97 @@ def test_a_name_that_another_living_run_has_is_refused(redis_servers: EmbeddedRe
         record = RunRegistry(opened.broker).get("r3")
         assert record is not None
         assert record.tag == opened.run.tag
+
+
+@pytest.mark.parametrize("state", ["failed", "done"])
+def test_a_learner_that_lost_its_run_unawares_leaves_it_to_the_one_that_has_it(
+    redis_servers: EmbeddedRedis, tmp_path: Path, state: str
+) -> None:
+    run = make_run(tmp_path, f"r4-{state}")
+    with ExitStack() as late:
+        old = late.enter_context(open_session(run, redis_servers.broker_url, redis_servers.data_url, Spawner()))
+        # Given that its claim ran out while it was stopped, and another learner goes on with the run
+        old.data.delete(old.claim.key)
+        with session(redis_servers, run) as new:
+            ControlRecord(new.data, new.keys, new.claim).write(stop=False, window_bytes=1000, config_epoch=1)
+            told = Events(new.data, new.keys).append("lease")
+            # When the old one ends, without having noticed anything
+            old.state = state
+            late.close()
+            # Then the run is as it was
+            control, record = ControlRecord(new.data, new.keys).read(), RunRegistry(new.broker).get(run.id)
+            assert control is not None
+            assert not control.stop
+            assert record is not None
+            assert record.same_session(new.record)
+            assert Events(new.data, new.keys).newest_id() == told
+            assert new.claim.is_held()
+    # And its new learner still can end it.
+    assert RunRegistry(connect(redis_servers.broker_url)).get(run.id) is None
+
+
+def test_a_session_whose_claim_lapsed_and_that_nobody_followed_ends_the_run(
+    redis_servers: EmbeddedRedis, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, "r5")
+    data = connect(redis_servers.data_url)
+    with open_session(run, redis_servers.broker_url, redis_servers.data_url, Spawner()) as opened:
+        keys = opened.keys
+        ControlRecord(data, keys).write(stop=False, window_bytes=1000, config_epoch=1)
+        Events(data, keys).append("lease")
+        opened.state = "done"
+        data.delete(opened.claim.key)
+    control = ControlRecord(data, keys).read()
+    assert control is not None
+    assert control.stop
+    assert RunRegistry(connect(redis_servers.broker_url)).get("r5") is None
+    assert Events(data, keys).newest_id() == "0-0"
+    assert holder_of(data, keys.claim("learner")) is None
+    delete_run(data, keys)
+
+
+def test_a_learner_that_lost_its_run_looks_after_nothing(
+    redis_servers: EmbeddedRedis, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, "r6")
+    with open_session(run, redis_servers.broker_url, redis_servers.data_url, Spawner()) as old:
+        assert old.keeper is not None
+        assert old.keeper.child is not None
+        registry, data, keys = RunRegistry(connect(redis_servers.broker_url)), connect(redis_servers.data_url), old.keys
+        data.delete(old.claim.key)
+        Claim.take(data, old.claim.key, "another learner", 60.0)
+        looks: list[bool] = []
+        is_held = old.claim.is_held
+
+        def look() -> bool:
+            looks.append(is_held())
+            return looks[-1]
+
+        monkeypatch.setattr(old.claim, "is_held", look)
+        # When the broker forgets the run and the old coordinator ends
+        registry.remove("r6")
+        old.keeper.child.kill_session()
+        # Then its keeper looks, and does nothing.
+        eventually(lambda: len(looks) >= 3, "three looks", 10)
+        assert not any(looks)
+        assert old.keeper.restarts == 0
+        assert registry.get("r6") is None
+    assert holder_of(data, keys.claim("learner")) == "another learner"
+    delete_run(data, keys)
+
+
+def test_the_entry_of_a_learner_that_lost_the_run_is_replaced(
+    redis_servers: EmbeddedRedis, tmp_path: Path, eventually: Eventually
+) -> None:
+    with session(redis_servers, make_run(tmp_path, "r7")) as opened:
+        registry = RunRegistry(opened.broker)
+        stale = replace(opened.record, created_ms=1)
+        registry.add(stale)
+
+        def ours() -> bool:
+            entry = registry.get("r7")
+            return entry is not None and entry.same_session(opened.record)
+
+        eventually(ours, "the run's own entry", 10)
+        assert not registry.withdraw(stale)
+        assert ours()
