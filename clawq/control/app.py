@@ -27,7 +27,7 @@ from clawq.control.celery_settings import make_app
 from clawq.control.lifecycle import bind_lifecycle
 from clawq.control.settings import HostSettings
 from clawq.control.subscription import Subscription
-from clawq.errors import PluginError
+from clawq.errors import PluginError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,11 @@ def _complain(error: PluginError) -> Callable[..., Any]:
 
 
 def _worker_app() -> Celery:
-    settings = HostSettings.from_host()
+    try:
+        settings = HostSettings.from_host()
+    except UserError as error:
+        # `celery -A` would show a traceback.
+        raise SystemExit(f"clawq worker: {error}") from None
     made = make_app(settings.broker_url)
     if settings.remote_control:
         made.conf.update(worker_enable_remote_control=True, worker_send_task_events=True, task_send_sent_event=True)

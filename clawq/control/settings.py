@@ -7,6 +7,7 @@ Nothing here comes over the wire. The environment variables are
     CLAWQ_LOG_DIR                      logs of actors; default: `logs` in the state folder
     CLAWQ_ACTOR_THREADS                torch and BLAS threads of one actor; default: what the run says, else 1
     CLAWQ_REMOTE_CONTROL               `1` switches Celery's remote control and events on (Flower)
+    CLAWQ_LOG_LEVEL                    how much its actors and programs log; default: INFO and WARNING
     CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawq.errors import UserError
+from clawq.spawning.logfile import log_level
 from clawq.state import resolve_urls, state_dir
 
 
@@ -47,6 +49,8 @@ class HostSettings:
     def from_host(cls, env: Mapping[str, str] | None = None) -> "HostSettings":
         """Read environment and state file. Raises UserError for a value that cannot be understood."""
         env = os.environ if env is None else env
+        # Used by what a worker starts, told where people look.
+        log_level("INFO", env)
         urls = resolve_urls(env=env)
         runs = frozenset(name.strip() for name in env.get("CLAWQ_RUNS", "").split(",") if name.strip())
         log_dir = env.get("CLAWQ_LOG_DIR")
@@ -56,7 +60,7 @@ class HostSettings:
             data_url=urls[1] if urls else None,
             runs=runs or None,
             log_folder=Path(log_dir) if log_dir else state_dir(env) / "logs",
-            actor_threads=int(_positive("CLAWQ_ACTOR_THREADS", threads)) if threads else None,
+            actor_threads=_count("CLAWQ_ACTOR_THREADS", threads) if threads else None,
             remote_control=env.get("CLAWQ_REMOTE_CONTROL", "") in ("1", "true", "yes", "on"),
             stall_s=_positive("CLAWQ_STALL_TIMEOUT_S", env.get("CLAWQ_STALL_TIMEOUT_S", "30")),
         )
@@ -84,6 +88,12 @@ def worker_name(nodename: str, pid: int) -> str:
     """
     name = nodename.partition("@")[0] or "worker"
     return f"celery{pid}" if name == "celery" else name
+
+
+def _count(variable: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise UserError(f"{variable}={text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _positive(variable: str, text: str) -> float:

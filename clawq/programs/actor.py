@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from clawq.errors import UserError
 from clawq.programs.parent import LeaseOrder, Parent
+from clawq.spawning.logfile import log_level
 
 if TYPE_CHECKING:
     from clawq.acting.loop import Report
@@ -34,11 +36,12 @@ FINAL = ("run_stopped", "claim_lost")
 
 def main() -> int:
     """Serve leases until the worker goes away; the exit status."""
-    logging.basicConfig(
-        level=os.environ.get("CLAWQ_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    try:
+        level = log_level("INFO")
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     limit_threads()
     try:
         parent = Parent.connect()

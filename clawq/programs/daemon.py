@@ -21,7 +21,7 @@ from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_ru
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
 from clawq.spawning.failure import Failure
-from clawq.spawning.logfile import LogFile
+from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
 from clawq.specs import EnvSpec
@@ -51,7 +51,7 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
 
     Raises UserError, TransportError, LearnerError or ClaimLost, each with a text for people.
     """
-    spawner = Spawner()
+    spawner, level = Spawner(), log_level("INFO")
     kept = open_run(order.resume, order.config) if order.resume is not None else None
     config = kept.config if kept is not None else order.config
     if config is None:
@@ -66,7 +66,7 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
             spec = probe(config, spawner, LogFile(logs / "probe.log"), stop)
             run = create_run(config, run_id, spec, tag) if kept is None else kept
             check_same_spec(run, spec)
-            log_to(run.logs / "learner.log")
+            log_to(run.logs / "learner.log", level)
             say(f"run {run.id} in {run.folder}")
             with open_session(run, *urls, spawner, coordinator) as session:
                 if kept is None:
@@ -107,9 +107,8 @@ def check_same_spec(run: Run, spec: EnvSpec) -> None:
         )
 
 
-def log_to(path: Path) -> None:
-    """Send this process's log records to a file; warnings go to stderr too."""
-    level = os.environ.get("CLAWQ_LOG_LEVEL", "INFO").upper()
+def log_to(path: Path, level: str) -> None:
+    """Send this process's log records of that level to a file; warnings go to stderr too."""
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     # `clawq up` passes on what its learner says on stdout, and keeps stderr for the end.

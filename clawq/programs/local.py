@@ -6,6 +6,7 @@ first (which writes a checkpoint), then the worker, then Redis; a second signal 
 """
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError
 from clawq.programs.run import open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
-from clawq.spawning.logfile import LogFile
+from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.spawner import Child, Spawner
 from clawq.transport.client import connect
 from clawq.transport.control import Board, RunRegistry
@@ -111,9 +112,11 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
         StoreUnavailable: an embedded Redis server ended.
         ActorFailed: the worker keeps ending by itself.
     """
+    # A mistake in the environment is told before anything starts.
+    log_level("INFO")
     config = order.config
     run_id, folder = identity_of(order)
-    cores = plan_cores(available_cores(), config.cores.learner_threads, config.cores.slots, config.cores.actor_threads)
+    cores = core_plan(config)
     display.say(cores.text)
     with servers_for(config.redis, run_id, "up", display.say) as servers:
         try:
@@ -124,9 +127,26 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
         finally:
             status = household.end()
     if status != 0 and household.learner is not None:
-        # A learner that was still starting when it was told to stop has nothing to say.
-        display.say("stopped before the run began" if stop.is_set() and status < 0 else household.learner.log.tail(30))
+        display.say(last_words(status, stop.is_set(), household.learner.log.tail(30), folder))
     return exit_status(status, stop.is_set())
+
+
+def core_plan(config: RunConfig) -> CorePlan:
+    """How the cores are divided. What `auto` will be only torch knows, which is not loaded here: CPU is assumed."""
+    cores, device = config.cores, config.learner.device
+    assumed = "cpu" if device == "auto" else device
+    return plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, assumed)
+
+
+def last_words(status: int, told_to_stop: bool, log_tail: str, folder: Path) -> str:
+    """What to say of a learner that ended badly: what it said itself and, if it was killed, how to go on."""
+    if status >= 0:
+        return log_tail
+    if told_to_stop and status == -signal.SIGTERM:
+        # It was still starting and could not stop in order yet; it has nothing to say.
+        return "stopped before the run began"
+    onward = f"; go on with `clawq up --resume {folder}`" if (folder / "run.json").is_file() else ""
+    return f"{log_tail}\nthe learner was {how(status)}{onward}".lstrip()
 
 
 def exit_status(status: int, told_to_stop: bool) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from clawq.errors import ClawqError, UserError
+from clawq.spawning.logfile import log_level
 
 Answer = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ log = logging.getLogger(__name__)
 
 def answer_request(answer: Callable[[dict[str, Any]], Answer]) -> NoReturn:
     """Answer the request on stdin and exit."""
-    logging.basicConfig(level=os.environ.get("CLAWQ_LOG_LEVEL", "WARNING").upper(), stream=sys.stderr)
     stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     status, reply = _reply(answer)
@@ -34,6 +34,7 @@ def _reply(answer: Callable[[dict[str, Any]], Answer]) -> tuple[int, Answer]:
     from pydantic import ValidationError
 
     try:
+        logging.basicConfig(level=log_level("WARNING"), stream=sys.stderr)
         request = json.load(sys.stdin)
         if not isinstance(request, dict):
             raise UserError("the request on stdin must be a JSON object")

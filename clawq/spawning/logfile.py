@@ -3,15 +3,30 @@
 The child has the file open for appending, so nobody stands between it and its log: what it wrote before it was killed
 is there. The parent trims: when the file is over its bound, its tail is copied to `<name>.1` and the file emptied in
 place (the child goes on at the new end). A few lines written during the copy may be lost; the disk never fills.
+
+How much our own programs write there is said by CLAWQ_LOG_LEVEL, which children inherit.
 """
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+
+from clawq.errors import UserError
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 #: Size at which a log is trimmed; with the kept tail it is the most that one process leaves on disk.
 LIMIT_BYTES = 4_000_000
 _TAIL_BYTES = 512_000
+
+
+def log_level(default: str, env: Mapping[str, str] | None = None) -> str:
+    """The level that CLAWQ_LOG_LEVEL names, else `default`; UserError if there is no such level."""
+    text = (os.environ if env is None else env).get("CLAWQ_LOG_LEVEL") or default
+    if text.upper() not in LEVELS:
+        raise UserError(f"CLAWQ_LOG_LEVEL={text!r} is no log level; it may be {', '.join(LEVELS)}")
+    return text.upper()
 
 
 class LogFile:
@@ -62,4 +77,4 @@ class LogFile:
             return file.read()
 
 
-__all__ = ["LIMIT_BYTES", "LogFile"]
+__all__ = ["LEVELS", "LIMIT_BYTES", "LogFile", "log_level"]

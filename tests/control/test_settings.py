@@ -1,5 +1,6 @@
 """What a worker reads from its own host."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,30 @@ def test_nothing_known_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 def test_a_value_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="CLAWQ_STALL_TIMEOUT_S='soon'"):
         HostSettings.from_host({"CLAWQ_STATE_DIR": str(tmp_path), "CLAWQ_STALL_TIMEOUT_S": "soon"})
+
+
+@pytest.mark.parametrize("threads", ["0.5", "0", "-1", "two"])
+def test_threads_are_a_whole_number(tmp_path: Path, threads: str) -> None:
+    with pytest.raises(UserError, match=f"CLAWQ_ACTOR_THREADS='{threads}' is not a whole number"):
+        HostSettings.from_host({"CLAWQ_STATE_DIR": str(tmp_path), "CLAWQ_ACTOR_THREADS": threads})
+    assert HostSettings.from_host({"CLAWQ_STATE_DIR": str(tmp_path), "CLAWQ_ACTOR_THREADS": "2"}).actor_threads == 2
+
+
+def test_a_log_level_is_refused_by_the_worker_not_by_its_actors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="CLAWQ_LOG_LEVEL='banana' is no log level; it may be DEBUG"):
+        HostSettings.from_host({"CLAWQ_STATE_DIR": str(tmp_path), "CLAWQ_LOG_LEVEL": "banana"})
+
+
+def test_a_bare_celery_worker_tells_a_mistake_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "clawq.control.app", "worker"],
+        env={**os.environ, "CLAWQ_STALL_TIMEOUT_S": "x"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["clawq worker: CLAWQ_STALL_TIMEOUT_S='x' is not a number larger than 0"]
 
 
 @pytest.mark.parametrize("worker", ["w1", "name with spaces", "ünïcode", "a/b:c", "x" * 300, "-"])

@@ -132,6 +132,7 @@ def test_killed_with_9_it_leaves_no_orphan(clawq: Clawq, eventually: Eventually,
     else:
         next(p for p in tree if "learner" in p.cmdline() and "start" in p.cmdline()).kill()
         assert up.wait(15) != 0
+        assert "the learner was killed by signal 9; go on with `clawq up --resume" in up.output
     assert not outliving(tree, 5.0)
     sweep_socket_folders(min_age_s=0.0)
 

@@ -34,6 +34,16 @@ SPEC = point_spec(PointOptions())
 ALGORITHM = {"name": "td3", "options": {"hidden": [8, 8]}}
 
 
+def test_a_log_level_that_there_is_not_is_told_in_one_line() -> None:
+    env = {**os.environ, "CLAWQ_LOG_LEVEL": "banana"}
+    words = [sys.executable, "-m", "clawq.programs.actor"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "CLAWQ_LOG_LEVEL='banana' is no log level; it may be DEBUG, INFO, WARNING, ERROR, CRITICAL"
+    ]
+
+
 class Run:
     """A run as its learner keeps it in Redis, and a reader of its fragments."""
 

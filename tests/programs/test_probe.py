@@ -9,6 +9,13 @@ from clawq.specs import EnvSpec
 from clawq.testing.point import PointOptions, point_spec
 
 
+def test_a_log_level_that_there_is_not_is_answered_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWQ_LOG_LEVEL", "banana")
+    status, answer, stderr = ask(json.dumps({"environment": {"name": "point"}}))
+    assert (status, answer["kind"], stderr) == (2, "UserError", "")
+    assert "CLAWQ_LOG_LEVEL='banana'" in answer["error"]
+
+
 def ask(text: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-m", "clawq.programs.probe"], input=text, capture_output=True, text=True, timeout=30

@@ -1,0 +1,46 @@
+"""What `clawq up` decides and says by itself; whole runs are in tests/integration/test_up.py."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawq.config import RunConfig
+from clawq.errors import UserError
+from clawq.programs.daemon import Order, run_daemon
+from clawq.programs.local import Household, LocalRun, core_plan, last_words, run_local
+
+
+def config(folder: Path, **sections: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"name": "t", "folder": str(folder), "environment": {"name": "point"}, "algorithm": {"name": "td3"}, **sections}
+    )
+
+
+def test_a_log_level_that_there_is_not_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLAWQ_LOG_LEVEL", "banana")
+    with pytest.raises(UserError, match="it may be DEBUG, INFO"):
+        run_local(LocalRun(config(tmp_path), ()), None, threading.Event(), Household())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="it may be DEBUG, INFO"):
+        run_daemon(Order(config(tmp_path)), threading.Event(), print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_that_was_killed_is_told_with_how_to_go_on(tmp_path: Path) -> None:
+    assert last_words(-9, False, "", tmp_path) == "the learner was killed by signal 9"
+    (tmp_path / "run.json").touch()
+    told = f"the learner was killed by signal 9; go on with `clawq up --resume {tmp_path}`"
+    assert last_words(-9, False, "", tmp_path) == told
+    assert last_words(-9, True, "", tmp_path) == told
+    assert last_words(-11, False, "Fatal Python error", tmp_path).startswith("Fatal Python error\nthe learner was")
+    assert last_words(-15, True, "", tmp_path) == "stopped before the run began"
+    assert last_words(4, False, "error: too many", tmp_path) == "error: too many"
+
+
+def test_a_named_gpu_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawq.programs.local.available_cores", lambda: 16)
+    threads = {d: core_plan(config(tmp_path, learner={"device": d})).learner_threads for d in ("auto", "cpu", "cuda:0")}
+    assert threads == {"auto": 4, "cpu": 4, "cuda:0": 2}
