@@ -24,7 +24,18 @@ from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
 from clawq.control.evaluations import Evaluations
 from clawq.control.queues import ACTIVE_STATES, lease_queue, run_queues, task_queue
-from clawq.control.reconcile import Action, Desired, DropLeases, GiveUp, SendEvaluation, SendLeases, Snapshot, reconcile
+from clawq.control.reconcile import (
+    Action,
+    Desired,
+    DropLeases,
+    Evaluation,
+    GiveUp,
+    ReportGone,
+    SendEvaluation,
+    SendLeases,
+    Snapshot,
+    reconcile,
+)
 from clawq.control.settings import HostSettings
 from clawq.errors import ClawqError, TransportError, UserError, WeightsGone
 from clawq.transport.client import connect
@@ -117,7 +128,9 @@ class Coordinator:
             for event in page:
                 self._last_event = event.id
                 self._evaluations.take(event, now_s)
-        beats = self._heartbeats.read().values()
+        living = self._heartbeats.read()
+        self._evaluations.look_for(living, now_s)
+        beats = living.values()
         return Snapshot(
             waiting=self._waiting(),
             slots=sum(beat.slots for beat in beats),
@@ -140,9 +153,14 @@ class Coordinator:
             case SendEvaluation():
                 self._send_evaluation(action, now_s)
             case GiveUp(evaluation, reason):
-                facts: dict[str, Any] = {"id": evaluation.id, "label": evaluation.label, "version": evaluation.version}
-                log.warning("evaluation of weights %d is given up: %s", evaluation.version, reason)
-                self._events.append("evaluation_failed", **facts, reason=reason, error=f"given up: {reason}")
+                self._report_failure(evaluation, reason, f"given up: {reason}")
+            case ReportGone(evaluation):
+                self._report_failure(evaluation, "gone", f"worker {evaluation.worker} is gone")
+
+    def _report_failure(self, evaluation: Evaluation, reason: str, error: str) -> None:
+        log.warning("evaluation of weights %d: %s", evaluation.version, error)
+        facts: dict[str, Any] = {"id": evaluation.id, "label": evaluation.label, "version": evaluation.version}
+        self._events.append("evaluation_failed", **facts, reason=reason, error=error)
 
     def _send_evaluation(self, action: SendEvaluation, now_s: float) -> None:
         evaluation = action.evaluation

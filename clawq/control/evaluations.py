@@ -3,14 +3,18 @@
     evaluation_wanted  {version, label, episodes}    appended by the learner; its event id is the evaluation's id
     evaluation_started, evaluation, evaluation_failed {id, ...}    appended by workers (and failures by the coordinator)
 
-Since everything comes from events, a coordinator that was started again knows what its predecessor knew.
+Since everything comes from events, a coordinator that was started again knows what its predecessor knew. An event that
+cannot be understood is left out, or every one of them would end at it.
 """
 
+import logging
+from collections.abc import Container
 from dataclasses import replace
-from typing import Any
 
 from clawq.control.reconcile import MAX_ATTEMPTS, PASSING_FAILURES, Evaluation
 from clawq.transport.control import Event
+
+log = logging.getLogger(__name__)
 
 
 class Evaluations:
@@ -28,17 +32,27 @@ class Evaluations:
     def take(self, event: Event, now_s: float) -> None:
         """Fold one event."""
         if event.kind == "evaluation_wanted":
-            self._outstanding[event.id] = self._wanted(event, now_s)
+            self._want(event, now_s)
             return
         evaluation = self._outstanding.get(str(event.facts.get("id", "")))
         if evaluation is None:
             return
         if event.kind == "evaluation_started":
-            self._outstanding[evaluation.id] = replace(evaluation, started_s=now_s)
+            worker = str(event.facts.get("worker", ""))
+            self._outstanding[evaluation.id] = replace(evaluation, started_s=now_s, worker=worker, absent_s=None)
         elif event.kind == "evaluation":
             del self._outstanding[evaluation.id]
         elif event.kind == "evaluation_failed":
             self._failed(evaluation, str(event.facts.get("reason", "")))
+
+    def look_for(self, workers: Container[str], now_s: float) -> None:
+        """Note which of the workers that began an evaluation are not among the living `workers`."""
+        for evaluation in self.outstanding:
+            absent_s = None
+            # One that did not say its name is not missed.
+            if evaluation.worker and evaluation.worker not in workers:
+                absent_s = now_s if evaluation.absent_s is None else evaluation.absent_s
+            self._outstanding[evaluation.id] = replace(evaluation, absent_s=absent_s)
 
     def sent(self, evaluation: Evaluation, now_s: float) -> None:
         """It was sent."""
@@ -48,14 +62,20 @@ class Evaluations:
 
     def _failed(self, evaluation: Evaluation, reason: str) -> None:
         if reason in PASSING_FAILURES and evaluation.attempts < MAX_ATTEMPTS:
-            self._outstanding[evaluation.id] = replace(evaluation, sent_s=None, started_s=None)
+            self._outstanding[evaluation.id] = replace(
+                evaluation, sent_s=None, started_s=None, worker="", absent_s=None
+            )
         else:
             del self._outstanding[evaluation.id]
 
-    def _wanted(self, event: Event, now_s: float) -> Evaluation:
-        facts: dict[str, Any] = event.facts
-        episodes = int(facts.get("episodes") or self._default_episodes)
-        return Evaluation(event.id, int(facts["version"]), str(facts.get("label", "")), episodes, now_s)
+    def _want(self, event: Event, now_s: float) -> None:
+        facts = event.facts
+        try:
+            version, episodes = int(facts["version"]), int(facts.get("episodes") or self._default_episodes)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            log.warning("event %s wants an evaluation that cannot be understood: %r in %s", event.id, error, facts)
+            return
+        self._outstanding[event.id] = Evaluation(event.id, version, str(facts.get("label", "")), episodes, now_s)
 
 
 __all__ = ["Evaluations"]

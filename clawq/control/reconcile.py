@@ -5,7 +5,8 @@ or whose lease just ended, finds one at once. While actors are busy nothing pile
 
 Evaluations are wanted by events of the run and answered by events; what is wanted and not answered is outstanding. One
 that nobody started within `PICKUP_S` is sent again (Celery on Redis may lose a task); one that failed through no fault
-of the policy is sent again a few times; one that takes too long is given up, loudly.
+of the policy is sent again a few times; one that takes too long is given up, loudly. A worker that is gone cannot say
+that it failed, so that is said in its place.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,13 @@ from typing import TypeAlias
 SPARE_LEASES = 2
 #: A sent evaluation that nobody began within this time is sent again, seconds.
 PICKUP_S = 15.0
+#: A worker that began an evaluation is gone when it has had no heartbeat for so long, seconds: after an outage of the
+#: data server all of them need a moment to be heard of again.
+ABSENT_S = 5.0
 #: Most times that one evaluation is sent.
 MAX_ATTEMPTS = 3
-#: Failures that say nothing about the policy: the worker ended, or the program was killed.
-PASSING_FAILURES = frozenset({"stopped", "died"})
+#: Failures that say nothing about the policy: the worker ended or is gone, or the program was killed.
+PASSING_FAILURES = frozenset({"stopped", "died", "gone"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Evaluation:
         sent_s: when it was last sent, None before.
         started_s: when a worker began, None before.
         attempts: times sent.
+        worker: who began, empty before.
+        absent_s: since when that worker has no heartbeat, None while it has one.
     """
 
     id: str
@@ -60,6 +66,8 @@ class Evaluation:
     sent_s: float | None = None
     started_s: float | None = None
     attempts: int = 0
+    worker: str = ""
+    absent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,14 @@ class GiveUp:
     reason: str
 
 
-Action: TypeAlias = SendLeases | DropLeases | SendEvaluation | GiveUp
+@dataclass(frozen=True, slots=True)
+class ReportGone:
+    """Say that this evaluation failed, since its worker, which is gone, cannot."""
+
+    evaluation: Evaluation
+
+
+Action: TypeAlias = SendLeases | DropLeases | SendEvaluation | GiveUp | ReportGone
 
 
 def reconcile(desired: Desired, snapshot: Snapshot, now_s: float) -> list[Action]:
@@ -141,6 +156,8 @@ def _about_evaluation(
     evaluation: Evaluation, later: Sequence[Evaluation], timeout_s: float, now_s: float
 ) -> Action | None:
     if evaluation.started_s is not None:
+        if evaluation.absent_s is not None and now_s - evaluation.absent_s > ABSENT_S:
+            return ReportGone(evaluation)
         late = now_s - evaluation.started_s > timeout_s + PICKUP_S
         return GiveUp(evaluation, "timeout") if late else None
     if any(other.label == evaluation.label for other in later):
@@ -153,6 +170,7 @@ def _about_evaluation(
 
 
 __all__ = [
+    "ABSENT_S",
     "MAX_ATTEMPTS",
     "PASSING_FAILURES",
     "PICKUP_S",
@@ -161,6 +179,7 @@ __all__ = [
     "DropLeases",
     "Evaluation",
     "GiveUp",
+    "ReportGone",
     "SendEvaluation",
     "SendLeases",
     "Snapshot",

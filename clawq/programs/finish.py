@@ -35,6 +35,8 @@ PUBLISH_S = 20.0
 PICTURES_S = 180.0
 #: How long a final evaluation waits for a worker to take it before the learner's host does it itself, seconds.
 PICKUP_S = 20.0
+#: How many workers may be gone in the midst of it until the learner's host does it itself.
+TRIES = 3
 #: Pause between two looks while something else is under way, seconds.
 LOOK_S = 0.1
 
@@ -124,13 +126,19 @@ class Finish:
                     found.update(event.facts)
                 elif event.kind == "evaluation_started":
                     found["started"] = True
+                elif event.kind == "evaluation_failed" and event.facts.get("reason") == "gone":
+                    # The coordinator sends it again.
+                    found.pop("started", None)
                 elif event.kind == "evaluation_failed":
                     found["failed"] = True
             return "mean_return" in found or "failed" in found
 
-        self._wait(lambda: arrived() or "started" in found, PICKUP_S, stop)
-        if "started" in found:
-            self._wait(arrived, settings.timeout_s, stop)
+        for _ in range(TRIES):
+            self._wait(lambda: arrived() or "started" in found, PICKUP_S, stop)
+            if "started" in found:
+                self._wait(lambda: arrived() or "started" not in found, settings.timeout_s, stop)
+            if "mean_return" in found or "failed" in found or "started" in found or stop.is_set():
+                break
         if "mean_return" in found or stop.is_set():
             return found if "mean_return" in found else None
         log.warning("no worker could evaluate the final weights; this host does it")

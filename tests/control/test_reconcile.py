@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawq.control.evaluations import Evaluations
 from clawq.control.reconcile import (
+    ABSENT_S,
     MAX_ATTEMPTS,
     PICKUP_S,
     Desired,
     DropLeases,
     Evaluation,
     GiveUp,
+    ReportGone,
     SendEvaluation,
     SendLeases,
     Snapshot,
@@ -87,6 +90,14 @@ def test_a_newer_evaluation_of_the_same_label_replaces_one_that_nobody_began() -
     ]
 
 
+def test_an_evaluation_whose_worker_is_gone_is_reported_as_failed() -> None:
+    begun = replace(WANTED, sent_s=0.0, started_s=1.0, attempts=1, worker="a")
+    missed = replace(begun, absent_s=10.0)
+    assert reconcile(RUNNING, evaluations(begun), 10.0 + ABSENT_S + 1) == []
+    assert reconcile(RUNNING, evaluations(missed), 10.0 + ABSENT_S) == []
+    assert reconcile(RUNNING, evaluations(missed), 10.0 + ABSENT_S + 1) == [ReportGone(missed)]
+
+
 def event(number: int, kind: str, **facts: object) -> Event:
     return Event(f"{number}-0", kind, facts)
 
@@ -125,3 +136,56 @@ def test_a_failure_that_would_come_again_is_final() -> None:
     book.sent(evaluation, 1.0)
     book.take(event(4, "evaluation_failed", id="3-0", reason="timeout"), 2.0)
     assert book.outstanding == ()
+
+
+def test_a_worker_that_is_missed_is_noted_until_it_is_heard_of_again() -> None:
+    book = Evaluations(default_episodes=1)
+    book.take(event(1, "evaluation_wanted", version=3, label="final"), 0.0)
+    book.take(event(2, "evaluation_wanted", version=3, label="training"), 0.0)
+    book.take(event(3, "evaluation_started", id="1-0", worker="a"), 1.0)
+    book.take(event(4, "evaluation_started", id="2-0"), 1.0)
+    for workers, now_s, absent_s in (({"a"}, 2.0, None), ({"b"}, 3.0, 3.0), ({"b"}, 4.0, 3.0), ({"a"}, 5.0, None)):
+        book.look_for(workers, now_s)
+        assert [evaluation.absent_s for evaluation in book.outstanding] == [absent_s, None]
+
+
+def test_an_evaluation_whose_worker_is_gone_is_sent_again_a_few_times_and_may_be_done_by_another() -> None:
+    book = Evaluations(default_episodes=1)
+    book.take(event(1, "evaluation_wanted", version=3, label="final"), 0.0)
+    now_s = 0.0
+    for attempt in range(MAX_ATTEMPTS):
+        [evaluation] = book.outstanding
+        assert reconcile(RUNNING, evaluations(evaluation), now_s) == [SendEvaluation(evaluation)]
+        book.sent(evaluation, now_s)
+        book.take(event(2, "evaluation_started", id="1-0", worker=f"w{attempt}"), now_s)
+        book.look_for((), now_s)
+        now_s += ABSENT_S + 1
+        [evaluation] = book.outstanding
+        assert reconcile(RUNNING, evaluations(evaluation), now_s) == [ReportGone(evaluation)]
+        book.take(event(3, "evaluation_failed", id="1-0", reason="gone"), now_s)
+    assert book.outstanding == ()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"version": None},
+        {"version": "newest"},
+        {"version": [1]},
+        {"version": float("inf")},
+        {"version": 1, "episodes": "many"},
+        {"version": 1, "episodes": {"a": 1}},
+    ],
+)
+def test_an_event_that_cannot_be_understood_is_left_out(
+    facts: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    book = Evaluations(default_episodes=1)
+    book.take(event(1, "evaluation_wanted", **facts), 0.0)
+    assert "event 1-0 wants an evaluation that cannot be understood" in caplog.text
+    for kind in ("evaluation_started", "evaluation", "evaluation_failed"):
+        book.take(event(2, kind), 0.0)
+        book.take(event(3, kind, id=["1-0"], worker={}, reason=[]), 0.0)
+    book.take(event(4, "evaluation_wanted", version=2), 0.0)
+    assert [evaluation.version for evaluation in book.outstanding] == [2]

@@ -13,7 +13,7 @@ import pytest
 
 from clawq.control.coordinator import Coordinator
 from clawq.control.queues import run_queues
-from clawq.control.reconcile import SendLeases
+from clawq.control.reconcile import ABSENT_S, ReportGone, SendEvaluation, SendLeases
 from clawq.plugins import load
 from clawq.specs import EnvSpec
 from clawq.transport.claims import Claim
@@ -115,6 +115,27 @@ def test_a_new_coordinator_knows_what_is_outstanding(
     coordinate(bench, run, coordinators)
     bench.wait_for(lambda: waiting(bench, run) - bench.queued(run) == 1, "the evaluation to be sent")
     assert Pins(bench.data, run.keys).all() == {"evaluation-training": 9}
+
+
+def test_an_evaluation_whose_worker_is_gone_is_sent_again(bench: "Bench") -> None:
+    run = bench.run("gone")
+    publish_td3(bench, run, 2)
+    coordinator, events = Coordinator(run, bench.broker_url, bench.data_url), Events(bench.data, run.keys)
+    # What cannot be understood does not end the coordinator.
+    events.append("evaluation_wanted", label="training")
+    wanted = events.append("evaluation_wanted", version=2, label="final", episodes=1)
+    coordinator.turn(0.0)
+    # Given a worker that began, and has no heartbeat
+    events.append("evaluation_started", id=wanted, label="final", version=2, worker="host-w1")
+    assert coordinator.turn(1.0) == []
+    [gone] = coordinator.turn(1.0 + ABSENT_S + 0.25)
+    assert isinstance(gone, ReportGone)
+    [again] = coordinator.turn(1.0 + ABSENT_S + 0.5)
+    assert isinstance(again, SendEvaluation)
+    assert waiting(bench, run) - bench.queued(run) == 2
+    [failed] = bench.events(run, "evaluation_failed")
+    assert failed.facts["id"] == wanted
+    assert (failed.facts["reason"], failed.facts["error"]) == ("gone", "worker host-w1 is gone")
 
 
 def test_a_run_that_is_not_registered_has_no_leases_until_it_is_again(
