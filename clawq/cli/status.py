@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Between two looks of `--watch`.
 _WATCH_S = 1.0
+#: How long `--watch` waits for a Redis that does not answer.
+_PATIENCE_S = 60.0
 
 #: States of a run in which nothing moves any more.
 _OVER = ("done", "failed")
@@ -126,20 +128,34 @@ def _print_one(view: View, run: "RunRecord") -> None:
 
 def _watch(view: View, run_id: str | None) -> None:
     from clawq.cli.screen import Screen
-    from clawq.errors import UserError
+    from clawq.errors import TransportError, UserError
+    from clawq.state import resolve_urls
 
     runs = view.runs()
     if run_id is None and not runs:
         raise UserError("there is no run to watch")
     run: RunRecord | None = view.find(run_id or runs[-1].run_id)
+    seen: Snapshot = {"run": run.run_id}
+    answered_s = time.monotonic()
     with Screen(sys.stdout) as screen:
         # A run that is over is taken off the list.
         while run is not None:
-            screen.show(view.snapshot(run))
-            if run.state in _OVER:
-                return
-            time.sleep(_WATCH_S)
-            run = view.registry.get(run.run_id)
+            try:
+                seen = view.snapshot(run)
+                screen.show(seen)
+                if run.state in _OVER:
+                    return
+                time.sleep(_WATCH_S)
+                run = view.registry.get(run.run_id)
+                answered_s = time.monotonic()
+            except TransportError as error:
+                if resolve_urls() is None:
+                    screen.say("the Redis of this machine has ended, and what ran with it")
+                    return
+                if time.monotonic() - answered_s > _PATIENCE_S:
+                    raise
+                screen.show({**seen, "stage": "unknown", "note": str(error)})
+                time.sleep(_WATCH_S)
         screen.say("the run is over")
 
 

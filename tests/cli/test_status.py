@@ -2,12 +2,16 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from clawq.cli.main import run
+from clawq.cli.screen import Snapshot
+from clawq.cli.status import View
+from clawq.errors import StoreUnavailable
 from clawq.transport.control import Board, Heartbeat, Heartbeats, RunRecord, RunRegistry
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
@@ -95,3 +99,54 @@ def test_watching_a_run_that_is_taken_off_the_list_ends(
     assert run(["status", "--watch", demo]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown == ["training | env steps 12.3k | evaluation success 50% | drops none", "the run is over"]
+
+
+class Stall:
+    """Every look at a run from the second to the last-but-one goes unanswered; `then` is called at each of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int, then: Callable[[], object]) -> None:
+        self.look, self.looks, self.then, self.count = View.snapshot, looks, then, 0
+        monkeypatch.setattr(View, "snapshot", lambda view, run: self.snapshot(view, run))
+        monkeypatch.setattr("clawq.cli.status.time.sleep", lambda _: None)
+
+    def snapshot(self, view: View, run: RunRecord) -> Snapshot:
+        self.count += 1
+        if 1 < self.count < self.looks:
+            self.then()
+            raise StoreUnavailable("Redis did not answer in time")
+        return self.look(view, run)
+
+
+def test_watching_goes_on_through_a_stall_and_tells_it(
+    demo: str, broker_client: redis.Redis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Stall(monkeypatch, looks=4, then=lambda: RunRegistry(broker_client).remove(demo))
+    assert run(["status", "--watch", demo]) == 0
+    numbers = "env steps 12.3k | evaluation success 50% | drops none"
+    assert capsys.readouterr().out.splitlines() == [
+        f"training | {numbers}",
+        f"unknown | {numbers} | note Redis did not answer in time",
+        f"training | {numbers}",
+        "the run is over",
+    ]
+
+
+def test_watching_a_redis_that_stays_away_is_status_3(
+    demo: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Stall(monkeypatch, looks=99, then=lambda: monkeypatch.setattr("clawq.cli.status._PATIENCE_S", -1.0))
+    assert run(["status", "--watch", demo]) == 3
+    assert "did not answer in time" in capsys.readouterr().err
+
+
+def test_watching_ends_with_the_redis_of_this_machine(
+    demo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget() -> None:
+        monkeypatch.delenv("CLAWQ_BROKER_URL")
+        monkeypatch.delenv("CLAWQ_DATA_URL")
+        monkeypatch.setenv("CLAWQ_STATE_DIR", str(tmp_path))
+
+    Stall(monkeypatch, looks=99, then=forget)
+    assert run(["status", "--watch", demo]) == 0
+    assert "the Redis of this machine has ended" in capsys.readouterr().out
