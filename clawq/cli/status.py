@@ -134,8 +134,9 @@ def _watch(view: View, run_id: str | None) -> None:
     runs = view.runs()
     if run_id is None and not runs:
         raise UserError("there is no run to watch")
-    run: RunRecord | None = view.find(run_id or runs[-1].run_id)
-    seen: Snapshot = {"run": run.run_id}
+    name = run_id or runs[-1].run_id
+    run: RunRecord | None = view.find(name)
+    seen: Snapshot = {"run": name}
     answered_s = time.monotonic()
     with Screen(sys.stdout) as screen:
         # A run that is over is taken off the list.
@@ -146,7 +147,7 @@ def _watch(view: View, run_id: str | None) -> None:
                 if run.state in _OVER:
                     return
                 time.sleep(_WATCH_S)
-                run = view.registry.get(run.run_id)
+                run = view.registry.get(name)
                 answered_s = time.monotonic()
             except TransportError as error:
                 if resolve_urls() is None:
