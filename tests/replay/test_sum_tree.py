@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 
+from clawq.replay import sum_tree
 from clawq.replay.sum_tree import GROUP, SumTree
 from clawq.types import Array
 
 SIZES = [1, GROUP - 1, GROUP, GROUP + 1, 1000]
+
+
+@pytest.fixture(autouse=True, params=[GROUP, 1 << 20], ids=["many levels", "one level"])
+def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_tree, "LONG", request.param)
 
 
 def tree_of(numbers: Array) -> SumTree:
@@ -62,6 +68,8 @@ def test_all_numbers_are_raised_to_a_power() -> None:
 
 
 def test_a_sum_that_does_not_fit_is_noticed() -> None:
-    tree = tree_of(np.ones(40))
-    tree._numbers[3] = 2.0
+    tree = tree_of(np.ones(4000))
+    if len(tree._levels) == 1:
+        return
+    tree._levels[-2][0, 3] = 2.0
     assert tree.check_valid() == (False, "a group's sum is not that of its numbers")
