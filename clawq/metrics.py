@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: metrics.jsonl is moved aside (one older file is kept) at this size; a day at one line a second is about 100 MB.
 MAX_JSONL_BYTES = 1_000_000_000
+#: The same of one TensorBoard event file.
+MAX_EVENTS_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +152,16 @@ class TensorBoardWriter:
 
     Args:
         folder: the run's folder.
+        max_bytes: at this size a new file begins, beside which only the one before it is kept.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_EVENTS_BYTES) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._proto: tuple[Any, Any] = (event_pb2, summary_pb2)
-        self._writer: Any = EventFileWriter(str(Path(folder) / "tb"))
+        self._folder, self._max_bytes = Path(folder) / "tb", max_bytes
+        self._files = 0
+        self._open()
 
     def write(self, step: int, wall_s: float, metrics: Metrics) -> None:
         """One event with all finite values."""
@@ -168,13 +172,26 @@ class TensorBoardWriter:
             if math.isfinite(value)
         ]
         # TensorBoard wants the time of day, so that a resumed run shows its pause.
-        self._writer.add_event(
-            event_pb2.Event(step=step, wall_time=time.time(), summary=summary_pb2.Summary(value=values))
-        )
+        event = event_pb2.Event(step=step, wall_time=time.time(), summary=summary_pb2.Summary(value=values))
+        self._bytes += event.ByteSize()
+        self._writer.add_event(event)
+        if self._bytes >= self._max_bytes:
+            self._writer.close()
+            for old in sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)[:-1]:
+                old.unlink()
+            self._open()
 
     def close(self) -> None:
         """Flush and close; idempotent."""
         self._writer.close()
+
+    def _open(self) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        # Numbered, because a name has seconds in it and two files may begin in one.
+        self._files += 1
+        self._writer: Any = EventFileWriter(str(self._folder), filename_suffix=f".{self._files:06d}")
+        self._bytes = 0
 
 
 class Writers:

@@ -78,6 +78,17 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     ]
 
 
+def test_tensorboard_files_are_bounded_and_the_newest_two_are_kept(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path, max_bytes=2000)
+    for step in range(500):
+        writer.write(step, float(step), {"some/name": float(step)})
+    writer.close()
+    files = sorted((tmp_path / "tb").iterdir(), key=lambda file: file.name[-6:])
+    assert len(files) == 2
+    assert sum(file.stat().st_size for file in files) < 3 * 2000
+    assert files[-1].stat().st_size > 0
+
+
 def test_the_tensorboard_writer_imports_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from clawq.metrics import TensorBoardWriter\n"
