@@ -135,9 +135,10 @@ class Finish:
 
         for _ in range(TRIES):
             self._wait(lambda: arrived() or "started" in found, PICKUP_S, stop)
+            if "started" not in found:
+                break
+            self._wait(lambda: arrived() or "started" not in found, settings.timeout_s, stop)
             if "started" in found:
-                self._wait(lambda: arrived() or "started" not in found, settings.timeout_s, stop)
-            if "mean_return" in found or "failed" in found or "started" in found or stop.is_set():
                 break
         if "mean_return" in found or stop.is_set():
             return found if "mean_return" in found else None
