@@ -233,6 +233,7 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     a.send(5)
     b.send(5)
     desk.train(first, entries=23, updates=saved["updates"] + 5)
+    first.train(Until(lambda: first.version > saved["version"]))
     desk.abandon(first)
     head = int(desk.data.hget(desk.keys.control, "head") or 0)
     assert head > saved["version"]
