@@ -70,6 +70,6 @@ def test_all_numbers_are_raised_to_a_power() -> None:
 def test_a_sum_that_does_not_fit_is_noticed() -> None:
     tree = tree_of(np.ones(4000))
     if len(tree._levels) == 1:
-        return
+        pytest.skip("there are no sums to differ from")
     tree._levels[-2][0, 3] = 2.0
     assert tree.check_valid() == (False, "a group's sum is not that of its numbers")
