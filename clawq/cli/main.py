@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("clawq.cli.worker:worker", "Start a worker: it gives its slots to runs."),
         "redis": ("clawq.cli.redis:redis", "Start or stop the two Redis servers that come with clawq."),
         "status": ("clawq.cli.status:status", "Show the runs and their workers."),
+        "log": ("clawq.cli.log:log", "Look into the experience of a run: list, show, export."),
         "config": ("clawq.cli.config:config", "Check a configuration, or show it in full."),
         "plugins": ("clawq.cli.plugins:plugins", "List installed environments, algorithms and more."),
     }
@@ -43,26 +44,27 @@ EXIT_INTERRUPTED = 130
 class LazyGroup(click.Group):
     """A group that knows its commands by name and help line, and imports one when it is needed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        from clawq.plugins import names
+    def table(self) -> Mapping[str, tuple[str, str]]:
+        """Name of a command -> (module:attribute, one line of help)."""
+        raise NotImplementedError
 
-        added = [name for name in names("commands") if name not in COMMANDS]
-        return [*COMMANDS, *added]
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-            command: click.Command = getattr(import_module(module), attribute)
-            return command
-        from clawq.plugins import load, names
-
-        return load("commands", cmd_name) if cmd_name in names("commands") else None
+        if cmd_name not in self.table():
+            return None
+        module, _, attribute = self.table()[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As in click, without importing the commands for their help lines."""
-        rows = [(name, COMMANDS[name][1] if name in COMMANDS else "(plugin)") for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        table = self.table()
+        rows = [(name, table[name][1] if name in table else "(plugin)") for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         try:
@@ -75,7 +77,26 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx) from error
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class TopGroup(LazyGroup):
+    """The commands of clawq and those of installed packages."""
+
+    def table(self) -> Mapping[str, tuple[str, str]]:
+        return COMMANDS
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from clawq.plugins import names
+
+        added = [name for name in names("commands") if name not in COMMANDS]
+        return [*COMMANDS, *added]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from clawq.plugins import load, names
+
+        command = super().get_command(ctx, cmd_name)
+        return load("commands", cmd_name) if command is None and cmd_name in names("commands") else command
+
+
+@click.group(cls=TopGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="clawq")
 def cli() -> None:
     """Asynchronous, distributed reinforcement learning of robot hands over Celery, Redis Streams and PyTorch."""

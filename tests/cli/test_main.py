@@ -4,12 +4,14 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import pytest
 
 from clawq.cli import main as module
+from clawq.cli.log import SUBCOMMANDS, log
 from clawq.cli.main import COMMANDS, EXIT_BUG, EXIT_INTERRUPTED, cli, run
 from clawq.errors import ConfigError, LearnerError, StoreUnavailable
 
@@ -103,9 +105,10 @@ def test_help_is_quick() -> None:
     assert statistics.median(spent) < 0.5
 
 
-def test_every_command_can_be_imported_and_explains_itself() -> None:
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
+@pytest.mark.parametrize(("group", "table"), [(cli, COMMANDS), (log, SUBCOMMANDS)])
+def test_every_command_can_be_imported_and_explains_itself(group: click.Group, table: Mapping[str, object]) -> None:
+    for name in table:
+        command = group.get_command(click.Context(group), name)
         assert isinstance(command, click.Command), name
         assert command.help, name
 

@@ -1,0 +1,27 @@
+"""`clawq log ...`: the experience of a run as a log. The group alone; each subcommand is a module of its own.
+
+To add one, write a click command in a module `clawq.cli.<name>` and a row of `SUBCOMMANDS`; it is imported when it is
+used.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import click
+
+from clawq.cli.main import LazyGroup
+
+#: subcommand -> (module:attribute, one line of help).
+SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType({})
+
+
+class LogGroup(LazyGroup):
+    """The subcommands of `clawq log`."""
+
+    def table(self) -> Mapping[str, tuple[str, str]]:
+        return SUBCOMMANDS
+
+
+@click.group(cls=LogGroup)
+def log() -> None:
+    """Look into the experience of a run: list, show, export."""
