@@ -2,7 +2,8 @@
 
 Each env of an actor has its own noise size, evenly spread from the least to the most (Li et al. 2023, "Parallel
 Q-Learning", §3.2: mixed exploration): some envs exploit, some explore, and nobody has to tune one number. While the
-learner has not trained yet, actions are uniform.
+learner has not trained yet, actions are uniform; later a share of them may be (Andrychowicz et al. 2017, arXiv:1707.01495,
+appendix A: where reward is rare, small noise around a policy that knows nothing finds nothing).
 
 Everything here is in policy space, [-1, 1]; what comes out is what is executed and stored.
 """
@@ -20,10 +21,16 @@ class NoiseLadder:
         noise_max: of the noisiest.
         shape: (N, A).
         generator: source of the random numbers.
+        random_share: probability with which an env's action is uniform instead.
     """
 
     def __init__(
-        self, noise_min: float, noise_max: float, shape: tuple[int, int], generator: np.random.Generator
+        self,
+        noise_min: float,
+        noise_max: float,
+        shape: tuple[int, int],
+        generator: np.random.Generator,
+        random_share: float = 0.0,
     ) -> None:
         num_envs = shape[0]
         # A lone env takes the middle of the ladder.
@@ -31,6 +38,7 @@ class NoiseLadder:
         self._sizes = np.asarray(sizes, np.float32)[:, None]
         self._shape = shape
         self._generator = generator
+        self._random_share = random_share
 
     def uniform(self) -> FloatArray:
         """Actions [N, A] anywhere in [-1, 1]."""
@@ -39,7 +47,11 @@ class NoiseLadder:
     def perturb(self, action: FloatArray) -> FloatArray:
         """Actions [N, A] with noise, clipped to [-1, 1]."""
         noise = self._generator.standard_normal(self._shape, dtype=np.float32)
-        return np.clip(action + noise * self._sizes, -1.0, 1.0)
+        noisy = np.clip(action + noise * self._sizes, -1.0, 1.0)
+        if self._random_share == 0.0:
+            return noisy
+        chosen = self._generator.random((self._shape[0], 1)) < self._random_share
+        return np.where(chosen, self.uniform(), noisy)
 
 
 __all__ = ["NoiseLadder"]

@@ -10,7 +10,7 @@ without it. The update is in `td3_learner`, the actor's side in `td3_policy`.
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from clawq.config import Fraction, Positive, Section
 from clawq.specs import EnvSpec
@@ -34,6 +34,9 @@ class Td3Options(Section):
         policy_delay: critic updates for each update of the policy and the targets.
         target_noise: standard deviation of the smoothing noise on target actions, in policy space.
         target_noise_clip: bound of that noise.
+        target_range: (least, largest) target value, in scaled rewards; null = any. Where returns are known to lie within,
+            as in [-1/(1-gamma), 0] for a reward of -1 until success, targets cannot run away (Andrychowicz et al. 2017).
+        action_penalty: factor on the mean square of the policy's actions in its loss (same source; 0 = none).
         grad_clip: largest gradient norm (actor and critics each); null = no limit.
         normalize_obs: normalise observations by running statistics.
         obs_clip: bound of normalised observations, in standard deviations.
@@ -50,11 +53,20 @@ class Td3Options(Section):
     policy_delay: Positive = 2
     target_noise: Annotated[float, Field(ge=0, le=2)] = 0.2
     target_noise_clip: Annotated[float, Field(ge=0, le=2)] = 0.5
+    target_range: tuple[float, float] | None = None
+    action_penalty: Annotated[float, Field(ge=0)] = 0.0
     grad_clip: Annotated[float, Field(gt=0)] | None = 10.0
     normalize_obs: bool = True
     obs_clip: Annotated[float, Field(gt=0)] = 5.0
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     fast_matmul: bool = False
+
+    @field_validator("target_range")
+    @classmethod
+    def _ordered(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds is not None and bounds[0] >= bounds[1]:
+            raise ValueError(f"the first number, {bounds[0]:g}, must be below the second, {bounds[1]:g}")
+        return bounds
 
 
 class Td3Plugin:

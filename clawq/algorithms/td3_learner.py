@@ -188,7 +188,7 @@ class Td3:
         }
 
     def _target(self, batch: Batch, work: _Workspace) -> Tensor:
-        """The targets: reward + discount · min_k Q'_k(s', clip(π'(s') + noise)), float32 [B]."""
+        """The targets: reward + discount · min_k Q'_k(s', clip(π'(s') + noise)), within `target_range`; float32 [B]."""
         options, seen = self.options, self._columns.critic_size
         noise = work.noise.normal_(0.0, options.target_noise, generator=self._noise) if options.target_noise else None
         action = forward(self._target_actor.layers, work.next_obs[:, : self._columns.policy_size], work.actor_tape)[0]
@@ -198,10 +198,11 @@ class Td3:
         self._columns.write_critic(work.next_obs, work.critic_input)
         torch.clamp(action, -1.0, 1.0, out=work.critic_input[:, seen:])
         value = forward(self._target_critic.layers, work.critic_input, work.critic_tape).squeeze(2)
-        return torch.addcmul(batch.reward, batch.discount, torch.minimum(value[0], value[1]))
+        target = torch.addcmul(batch.reward, batch.discount, torch.minimum(value[0], value[1]))
+        return target if options.target_range is None else target.clamp_(*options.target_range)
 
     def _actor_gradient(self, work: _Workspace) -> dict[str, Tensor]:
-        """Write the gradient of −mean Q_1(s, π(s)); `critic_input` still holds the critic's view of s."""
+        """Write the gradient of −mean Q_1(s, π(s)) + action_penalty · mean π(s)²; `critic_input` still holds s."""
         seen, critic = self._columns.critic_size, self._critic.layers.only(0)
         action = forward(self._actor.layers, work.obs[:, : self._columns.policy_size], work.actor_tape)[0].tanh_()
         work.critic_input[:, seen:] = action
@@ -210,10 +211,14 @@ class Td3:
         # Only the gradient by the action is needed: no weight gradients of the critic.
         backward(critic, work.first_critic_tape, None)
         slope = input_slope(critic, work.first_critic_tape, seen)[0]
+        loss = -value.mean()
+        if penalty := self.options.action_penalty:
+            slope = slope.add(action, alpha=2.0 * penalty / action.numel())
+            loss = loss + penalty * action.square().mean()
         _tanh_backward(slope, action, grad_input=work.actor_tape.slopes[-1][0])
         backward(self._actor.layers, work.actor_tape, self._actor.gradients)
         return {
-            "actor_loss": -value.mean(),
+            "actor_loss": loss,
             "actor_grad_norm": torch.linalg.vector_norm(self._actor.gradient),
             "action_saturation": (action.abs() > SATURATED).float().mean(),
         }

@@ -142,7 +142,9 @@ def check_spec(env: VectorEnv, spec: EnvSpec) -> None:
 def _noise(config: RunConfig, env: VectorEnv, seed: int) -> NoiseLadder:
     exploration = config.exploration
     shape = (env.num_envs, env.spec.action.size)
-    return NoiseLadder(exploration.noise_min, exploration.noise_max, shape, noise_generator(seed))
+    return NoiseLadder(
+        exploration.noise_min, exploration.noise_max, shape, noise_generator(seed), exploration.random_share
+    )
 
 
 def _patiently(open_slot: Callable[[], Any], progress: Progress) -> Any:

@@ -45,6 +45,16 @@ def test_perturbed_actions_stay_in_policy_space() -> None:
     assert drawn.dtype == np.float32
 
 
+def test_a_share_of_the_actions_is_uniform_env_by_env() -> None:
+    noisy = NoiseLadder(0, 0, (4, 2), np.random.default_rng(0), random_share=0.3)
+    drawn = np.stack([noisy.perturb(np.full((4, 2), 0.5, np.float32)) for _ in range(3000)])
+    uniform = drawn != 0.5
+    np.testing.assert_array_equal(uniform[..., 0], uniform[..., 1])  # a whole action or nothing of it
+    np.testing.assert_allclose(uniform[..., 0].mean(0), 0.3, atol=0.04)
+    np.testing.assert_allclose([drawn[uniform].min(), drawn[uniform].max()], [-1, 1], atol=0.01)
+    assert drawn.dtype == np.float32
+
+
 def test_uniform_actions_fill_policy_space() -> None:
     drawn = np.stack([ladder(0, 0).uniform()] + [x for x in [ladder(0, 0).uniform()]])
     many = NoiseLadder(0, 0, (4000, 2), np.random.default_rng(1)).uniform()

@@ -141,6 +141,8 @@ class PlainTd3:
             inputs = torch.cat([self._view(batch.next_obs, critic), action], 1)
             value = torch.min(*[network(inputs)[:, 0] for network in self.target_critics])
             goal = batch.reward + batch.discount * value
+            if options.target_range is not None:
+                goal = goal.clamp(*options.target_range)
         rows = self._view(batch.obs, critic)
         inputs = torch.cat([rows, batch.action], 1)
         loss = torch.zeros(())
@@ -154,6 +156,7 @@ class PlainTd3:
         if moves_policy:
             action = self.actor(self._view(batch.obs, policy)).tanh()
             actor_loss = -self.critics[0](torch.cat([rows, action], 1)).mean()
+            actor_loss = actor_loss + options.action_penalty * action.square().mean()
             actor_gradient = torch.autograd.grad(actor_loss, list(self.actor.parameters()))
             metrics["actor_loss"] = actor_loss.item()
         rate = 1 - progress * (1 - options.lr_final_fraction)
@@ -175,9 +178,11 @@ class PlainTd3:
         adam.step()
 
 
-@pytest.mark.parametrize("grad_clip", [None, 0.5])
-def test_updates_equal_a_plain_transcription_with_autograd(grad_clip: float | None) -> None:
-    options = Td3Options(hidden=(24, 16), grad_clip=grad_clip, lr_final_fraction=0.25, tau=0.1, policy_delay=2)
+@pytest.mark.parametrize(
+    "more", [{"grad_clip": None}, {"grad_clip": 0.5}, {"target_range": (-0.2, 0.1)}, {"action_penalty": 3.0}]
+)
+def test_updates_equal_a_plain_transcription_with_autograd(more: dict[str, Any]) -> None:
+    options = Td3Options(hidden=(24, 16), lr_final_fraction=0.25, tau=0.1, policy_delay=2, **more)
     td3 = make_td3(options, seed=7)
     plain = PlainTd3(td3, options, seed=7)
     for index in range(12):
@@ -388,7 +393,7 @@ def test_fast_products_change_little_and_leave_the_switch_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [("hidden", []), ("hidden", [0]), ("lr_actor", 0), ("tau", 0), ("tau", 1.5), ("policy_delay", 0),
-     ("average_decay", 1.0), ("grad_clip", 0), ("obs_clip", -1), ("target_noise", math.nan), ("gamma", 0.9)],
+     ("average_decay", 1.0), ("target_range", (1, 1)), ("action_penalty", -1), ("grad_clip", 0), ("obs_clip", -1), ("target_noise", math.nan), ("gamma", 0.9)],
 )  # fmt: skip
 def test_impossible_options_are_refused(option: str, value: object) -> None:
     with pytest.raises(ValidationError, match=option):
