@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,17 +34,21 @@ class Bench:
     Args:
         name: of the script.
         text: what `--help` says.
+        more: options of this script alone: name -> default.
 
     Attributes:
         quick: short and rough, to see that it works.
         commit: keep the figures.
+        options: all options, `more` among them.
     """
 
-    def __init__(self, name: str, text: str | None) -> None:
+    def __init__(self, name: str, text: str | None, more: Mapping[str, str] | None = None) -> None:
         parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--quick", action="store_true", help="short and rough")
         parser.add_argument("--commit", action="store_true", help=f"append the lines to {RESULTS.relative_to(ROOT)}")
-        options = parser.parse_args()
+        for option, default in (more or {}).items():
+            parser.add_argument(f"--{option}", default=default)
+        self.options = options = parser.parse_args()
         self.quick: bool = options.quick
         self.commit: bool = options.commit
         self._name = name

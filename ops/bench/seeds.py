@@ -1,36 +1,41 @@
-"""The hand run, seed after seed: final evaluation and what it took.
+"""One configuration, seed after seed: final evaluation, what it took, and the curves.
 
-python ops/bench/seeds.py [--quick] [--commit]
+python ops/bench/seeds.py [--config hand_reach] [--seeds 5] [--folder DIR] [--quick] [--commit]
 
-`clawq up configs/hand_reach.yaml seed=S` for S = 0..4, one after another, each as a process of its own with its own
-Redis. Prints a markdown table; with `--commit` it goes to `ops/bench/hand_reach_seeds.md`. `--quick`: one seed, 20 s.
+`clawq up configs/CONFIG.yaml seed=S` for S = 0, 1, ..., one after another, each as a process of its own with its own
+Redis. Prints a markdown table; with `--commit` it goes to `ops/bench/CONFIG_seeds.md`, and the evaluations over env
+steps and time to `ops/bench/CONFIG_seeds.png`. With `--folder` the run folders are kept there, and a seed that is there
+already is not run again. `--quick`: one seed, 20 s.
 """
 
 import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from clawq.programs.curve import distinct_evaluations, read_metrics
 from ops.bench.common import ROOT, Bench, clean_env, median, scratch
-from ops.bench.hands import HAND
 
-TABLE = ROOT / "ops" / "bench" / "hand_reach_seeds.md"
-SEEDS = range(5)
-LIMIT_S = 900.0
+#: Wall time of one seed at the most, seconds: the budget is the configuration's.
+LIMIT_S = 7200.0
 HEAD = (
-    "| seed | env steps | updates | final mean return | success | wall time, s | load average |",
-    "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    "| seed | env steps | updates | final mean return | success | wall time, s |",
+    "| ---: | ---: | ---: | ---: | ---: | ---: |",
 )
 
 
-def run_seed(seed: int, folder: Path, quick: bool) -> dict[str, Any]:
-    """One run; its report."""
+def run_seed(config: str, seed: int, folder: Path, quick: bool) -> Path:
+    """The run folder of one seed; the run is made if it is not there."""
+    runs = folder / f"seed-{seed}"
+    if not quick and (found := list(runs.glob("*/report.json"))):
+        return found[0].parent
     short = ["budget.seconds=20", "evaluation.final_episodes=5"] if quick else []
-    words = [str(HAND), f"folder={folder / 'runs'}", f"seed={seed}", "record.animation=false", *short]
+    words = [f"configs/{config}.yaml", f"folder={runs}", f"seed={seed}", "record.animation=false", *short]
     clawq = str(Path(sys.executable).with_name("clawq"))
     with (folder / "output.log").open("wb") as log:
         status = subprocess.run(
@@ -38,12 +43,12 @@ def run_seed(seed: int, folder: Path, quick: bool) -> dict[str, Any]:
         ).returncode
     if status:
         raise RuntimeError(f"seed {seed} ended with status {status}:\n{(folder / 'output.log').read_text()[-3000:]}")
-    report: dict[str, Any] = json.loads(next((folder / "runs").glob("*/report.json")).read_text())
-    return report
+    return next(runs.glob("*/report.json")).parent
 
 
-def row_of(seed: int, report: dict[str, Any], load: tuple[float, float]) -> dict[str, float]:
-    """The facts of one run; `load` is the 1-minute average before and after."""
+def row_of(seed: int, run: Path) -> dict[str, float]:
+    """The facts of one run."""
+    report: dict[str, Any] = json.loads((run / "report.json").read_text())
     numbers, evaluation = report["numbers"], report["final_evaluation"] or {}
     success = evaluation.get("success")
     return {
@@ -53,8 +58,6 @@ def row_of(seed: int, report: dict[str, Any], load: tuple[float, float]) -> dict
         "mean_return": float(evaluation.get("mean_return", float("nan"))),
         "success": float("nan") if success is None else float(success),
         "seconds": report["seconds"],
-        "load_before": load[0],
-        "load_after": load[1],
     }
 
 
@@ -62,7 +65,7 @@ def table(rows: list[dict[str, float]]) -> str:
     """Markdown."""
     lines = [
         f"| {row['seed']:.0f} | {row['env_steps']:.0f} | {row['updates']:.0f} | {row['mean_return']:.3f} | "
-        f"{row['success']:.2f} | {row['seconds']:.0f} | {row['load_before']:.1f} → {row['load_after']:.1f} |"
+        f"{row['success']:.2f} | {row['seconds']:.0f} |"
         for row in rows
     ]
     returns, successes = [row["mean_return"] for row in rows], [row["success"] for row in rows]
@@ -70,20 +73,49 @@ def table(rows: list[dict[str, float]]) -> str:
     return "\n".join([*HEAD, *lines, "", foot, ""])
 
 
+def draw(config: str, runs: list[Path], out: Path) -> None:
+    """Success (or return, where there is none) of the evaluations of all seeds, over env steps and over time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure
+
+    found = [distinct_evaluations(read_metrics(run)) for run in runs]
+    key, label = ("eval/success", "success") if "eval/success" in found[0][-1] else ("eval/mean_return", "mean return")
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, along, name in zip(panels, ("env_steps", "wall_s"), ("env steps", "wall time, s"), strict=True):
+        for seed, rows in enumerate(found):
+            seen = [row for row in rows if along in row]
+            axes.plot(
+                [row[along] for row in seen], [row[key] for row in seen], marker="o", markersize=3, label=f"seed {seed}"
+            )
+        axes.set_xlabel(name)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel(f"{label}, deterministic policy")
+    panels[0].legend(frameon=False)
+    figure.suptitle(f"configs/{config}.yaml")
+    figure.savefig(out, dpi=110)
+
+
 def main() -> None:
-    bench = Bench("seeds", __doc__)
-    rows = []
-    for seed in SEEDS[:1] if bench.quick else SEEDS:
-        before = os.getloadavg()[0]
-        with scratch() as folder:
-            report = run_seed(seed, folder, bench.quick)
-        rows.append(row_of(seed, report, (before, os.getloadavg()[0])))
-        facts = {name: rows[-1][name] for name in ("env_steps", "updates", "success", "seconds")}
-        bench.result(f"seed_{seed}", rows[-1]["mean_return"], "final mean return", None, **facts)
-    text = f"# configs/hand_reach.yaml, seed after seed\n\n{bench.describe()}\n\n{table(rows)}"
-    print(text)
-    if bench.commit and not bench.quick:
-        TABLE.write_text(text, encoding="utf-8")
+    bench = Bench("seeds", __doc__, {"config": "hand_reach", "seeds": "5", "folder": ""})
+    config, seeds = bench.options.config, range(1 if bench.quick else int(bench.options.seeds))
+    rows, runs = [], []
+    with ExitStack() as stack:
+        folder = Path(bench.options.folder) if bench.options.folder else stack.enter_context(scratch())
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed in seeds:
+            before = os.getloadavg()[0]
+            runs.append(run_seed(config, seed, folder, bench.quick))
+            rows.append(row_of(seed, runs[-1]))
+            facts = {name: rows[-1][name] for name in ("env_steps", "updates", "success", "seconds")}
+            bench.result(f"{config}_seed_{seed}", rows[-1]["mean_return"], "final mean return", load=before, **facts)
+        text = f"# configs/{config}.yaml, seed after seed\n\n{bench.describe()}\n\n{table(rows)}"
+        print(text)
+        if bench.commit and not bench.quick:
+            (ROOT / "ops" / "bench" / f"{config}_seeds.md").write_text(text, encoding="utf-8")
+            draw(config, runs, ROOT / "ops" / "bench" / f"{config}_seeds.png")
 
 
 if __name__ == "__main__":
