@@ -25,6 +25,7 @@ from clawq.replay.consumer import Consumer
 from clawq.replay.hindsight import Hindsight
 from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing, forecast_bytes
 from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.staleness import StalenessRule
@@ -114,9 +115,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         consumer=consumer,
         ring=ring,
         sampler=sampler,
-        batches=Batches(
-            ring, sampler, replay.batch_size, replay.n_step, replay.gamma, replay.reward_scale, hindsight=hindsight
-        ),
+        batches=Batches(ring, sampler, replay.batch_size, returns_of(replay), hindsight=hindsight),
         limiter=limiter,
         intake=Intake(consumer, ring, limiter, algorithm),
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
@@ -148,9 +147,12 @@ def make_hindsight(config: RunConfig, ring: ReplayRing, generator: torch.Generat
             "`desired_goal`, and its plugin has make_goals); leave replay.hindsight out"
         )
     goals: GoalReward = make_goals(plugin.Options.model_validate(environment.options))
-    return Hindsight(
-        ring, goals, wanted.strategy, wanted.k, replay.n_step, replay.gamma, replay.reward_scale, generator
-    )
+    return Hindsight(ring, goals, wanted.strategy, wanted.k, returns_of(replay), generator)
+
+
+def returns_of(replay: Replay) -> Returns:
+    """What the configuration says of returns."""
+    return Returns(replay.n_step, replay.gamma, replay.reward_scale)
 
 
 def make_examiner(run: Run) -> Examiner:

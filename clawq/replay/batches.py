@@ -14,6 +14,7 @@ from typing import Any
 from clawq.core import Batch
 from clawq.replay.hindsight import Hindsight
 from clawq.replay.nstep import Gatherer
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import Sampler
 
@@ -28,9 +29,7 @@ class Batches:
         ring: what is drawn from.
         sampler: picks the rows.
         batch_size: B.
-        n: most steps of a return, ≥ 1.
-        gamma: discount of one env step.
-        reward_scale: factor on every reward.
+        returns: n, γ, and the factor on rewards.
         most: batches drawn in a row; None = as many as pay.
         hindsight: gives some of the rows other goals; its generator is the sampler's.
     """
@@ -40,9 +39,7 @@ class Batches:
         ring: ReplayRing,
         sampler: Sampler,
         batch_size: int,
-        n: int,
-        gamma: float,
-        reward_scale: float = 1.0,
+        returns: Returns,
         most: int | None = None,
         hindsight: Hindsight | None = None,
     ) -> None:
@@ -51,7 +48,7 @@ class Batches:
             most = 1
         elif most is None:
             most = max(1, min(MOST_IN_A_ROW, MOST_BYTES // (2 * batch_size * ring.bytes_per_row)))
-        self._gatherers = [Gatherer(ring, batch_size, n, gamma, reward_scale, hindsight) for _ in range(most)]
+        self._gatherers = [Gatherer(ring, batch_size, returns, hindsight) for _ in range(most)]
         #: Batches that are drawn, each with the sampler's state before it.
         self._ahead: deque[tuple[Mapping[str, Any], Batch]] = deque()
         self._in_a_row = 1

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from clawq.core import Batch, GoalReward
+from clawq.replay.returns import Returns
 from clawq.replay.ring import BACK, HOP, ReplayRing, pick_from
 from clawq.types import Array
 
@@ -34,9 +35,7 @@ class Hindsight:
         goals: rewards and terminations of the environment.
         strategy: which achieved goals are taken.
         k: relabelled rows for each row that stays as it was, ≥ 1.
-        n: most steps of a return, ≥ 1.
-        gamma: discount of one env step.
-        reward_scale: factor on every reward.
+        returns: n, γ, and the factor on rewards.
         generator: a CPU generator; the sampler's, so that both go back together.
     """
 
@@ -46,15 +45,13 @@ class Hindsight:
         goals: GoalReward,
         strategy: Strategy,
         k: int,
-        n: int,
-        gamma: float,
-        reward_scale: float,
+        returns: Returns,
         generator: torch.Generator,
     ) -> None:
         self._ring, self._goals, self._strategy = ring, goals, strategy
         self._achieved_key, self._desired_key = ring.spec.goal_keys
         self._share = k / (k + 1)
-        self._n, self._gamma, self._reward_scale = n, gamma, reward_scale
+        self._returns = returns
         self._generator = generator
         self._reach = ring.spec.max_episode_steps or LONGEST
 
@@ -68,7 +65,7 @@ class Hindsight:
         rows = rows[: round(len(rows) * self._share)]
         ahead, known = self._ahead(rows % self._ring.capacity)
         goal = self._achieved(self._choose(rows, ahead, known))
-        count, most = len(rows), min(self._n, len(ahead) - 1)
+        count, most = len(rows), min(self._returns.n, len(ahead) - 1)
         after = np.stack(ahead[1 : most + 1])
         achieved = self._achieved(after.reshape(-1))
         wanted = np.broadcast_to(goal, (most, *goal.shape)).reshape(achieved.shape)
@@ -78,8 +75,8 @@ class Hindsight:
         taken = np.arange(most)[:, None] < known
         taken[1:] &= ~np.logical_or.accumulate(ends, axis=0)[:-1]
         steps, columns = taken.sum(0), np.arange(count)
-        power = self._gamma ** np.arange(most + 1)
-        total = (np.where(taken, reward, 0.0) * power[:most, None]).sum(0) * self._reward_scale
+        power = self._returns.gamma ** np.arange(most + 1)
+        total = (np.where(taken, reward, 0.0) * power[:most, None]).sum(0) * self._returns.reward_scale
         batch.reward[:count] = self._send(total)
         # discount = γ^k · (1 − terminated_{t+k−1})
         batch.discount[:count] = self._send(power[steps] * ~ends[steps - 1, columns])

@@ -25,6 +25,7 @@ import torch
 from clawq.core import Batch
 from clawq.replay.columns import Selection
 from clawq.replay.hindsight import Hindsight
+from clawq.replay.returns import Returns
 from clawq.replay.ring import HOP, VERSION, ReplayRing, pick_from
 from clawq.types import Array
 
@@ -38,9 +39,7 @@ class Gatherer:
     Args:
         ring: the ring.
         batch_size: B.
-        n: most steps of a return, ≥ 1.
-        gamma: discount of one env step.
-        reward_scale: factor on every reward.
+        returns: n, γ, and the factor on rewards.
         hindsight: gives some of the rows other goals.
     """
 
@@ -48,12 +47,10 @@ class Gatherer:
         self,
         ring: ReplayRing,
         batch_size: int,
-        n: int,
-        gamma: float,
-        reward_scale: float = 1.0,
+        returns: Returns,
         hindsight: Hindsight | None = None,
     ) -> None:
-        self._ring, self._n, self._gamma, self._reward_scale = ring, n, gamma, reward_scale
+        self._ring, self._returns, self._n = ring, returns, returns.n
         self._hindsight = hindsight
         host, device = torch.empty(4, batch_size, dtype=torch.int64), ring.device
         self._host, self._index = host, host.numpy()
@@ -67,7 +64,7 @@ class Gatherer:
         self._reward = parts["reward"][:batch_size]
         # What a one-step return needs is gathered side by side, and multiplied in one call.
         self._pair = packed.tensor[:batch_size, ring.packed.span("reward", "bootstrap")]
-        self._factors = torch.tensor([reward_scale, gamma], device=device)
+        self._factors = torch.tensor([returns.reward_scale, returns.gamma], device=device)
         self._scaled = torch.empty(batch_size, 2, device=device)
         self._batch = Batch(
             obs={key: parts[f"obs.{key}"][:batch_size] for key in ring.spec.obs},
@@ -132,11 +129,11 @@ class Gatherer:
     def _sum_up(self, walk: list[Array], more: Array) -> None:
         """Write reward and discount of returns that take `more` (int64 [B]) steps after the first."""
         n, taken = self._n, self._send(more)
-        power = _powers(self._gamma, n, self._ring.device)
+        power = _powers(self._returns.gamma, n, self._ring.device)
         rewards = self._scalars("reward", np.concatenate(walk[1:n])).view(n - 1, -1)
         going = torch.arange(n - 1, device=taken.device)[:, None] < taken
         later = torch.where(going, power[1:n, None] * rewards, 0.0).sum(0)
-        torch.mul(self._reward + later, self._reward_scale, out=self._batch.reward)
+        torch.mul(self._reward + later, self._returns.reward_scale, out=self._batch.reward)
         # discount = γ^k · (1 − terminated_{t+k−1})
         bootstrap = self._scalars("bootstrap", pick_from(walk, more))
         torch.mul(power[1:].index_select(0, taken), bootstrap, out=self._batch.discount)
@@ -151,9 +148,9 @@ class Gatherer:
         return torch.from_numpy(array).to(self._ring.device)
 
 
-def gather(ring: ReplayRing, rows: torch.Tensor, n: int, gamma: float, reward_scale: float = 1.0) -> Batch:
+def gather(ring: ReplayRing, rows: torch.Tensor, returns: Returns) -> Batch:
     """One batch, in memory of its own, of rows int64 [B] on any device; see Gatherer."""
-    return Gatherer(ring, len(rows), n, gamma, reward_scale).gather(rows.cpu().numpy())
+    return Gatherer(ring, len(rows), returns).gather(rows.cpu().numpy())
 
 
 @lru_cache(maxsize=8)

@@ -87,10 +87,6 @@ class UniformSampler:
         """Nothing."""
         return {}
 
-    def rows(self, batch_size: int) -> torch.Tensor:
-        """`positions` as a tensor on the CPU."""
-        return torch.from_numpy(self.positions(batch_size))
-
     def positions(self, batch_size: int) -> Array:
         """Positions of `batch_size` rows, int64 [B].
 

@@ -31,6 +31,7 @@ def serve_turns() -> None:
     import numpy as np
     import torch
 
+    from clawq.programs.parts import returns_of
     from clawq.replay.nstep import gather
     from clawq.replay.ring import ReplayRing
     from clawq.replay.samplers import UniformSampler
@@ -41,8 +42,9 @@ def serve_turns() -> None:
     algorithm = make_algorithm(config, SPEC)
     ring = ReplayRing(SPEC, 10_000)
     ring.insert(make_fragment("a", np.random.default_rng(0)))
-    rows = UniformSampler(ring, torch.Generator().manual_seed(0)).rows(config.replay.batch_size)
-    batch = gather(ring, rows, config.replay.n_step, config.replay.gamma, config.replay.reward_scale)
+    sampler = UniformSampler(ring, torch.Generator().manual_seed(0))
+    rows = torch.from_numpy(sampler.positions(config.replay.batch_size))
+    batch = gather(ring, rows, returns_of(config.replay))
     for line in sys.stdin:
         threads, seconds = line.split()
         torch.set_num_threads(int(threads) or default)

@@ -23,6 +23,7 @@ import torch
 
 from clawq.core import Batch
 from clawq.programs.learner import build
+from clawq.programs.parts import returns_of
 from clawq.programs.run import create_run
 from clawq.programs.session import CLAIM_TTL_S, Session, close_session
 from clawq.programs.train import Trainer
@@ -117,7 +118,7 @@ def main() -> None:
                 raise RuntimeError("the producer ended by itself")
         parts, replay = trainer.parts, trainer.parts.config.replay
         rows = torch.from_numpy(parts.sampler.draw(replay.batch_size, 0.0).rows)
-        batch = gather(parts.ring, rows, replay.n_step, replay.gamma, replay.reward_scale)
+        batch = gather(parts.ring, rows, returns_of(replay))
         pairs: list[tuple[Turn, Turn]] = []
         committed = 0
         for number in range(turns):

@@ -28,6 +28,7 @@ import torch
 
 from clawq.replay.batches import Batches
 from clawq.replay.prioritized import PrioritizedSampler
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
 from ops.bench.common import Bench, median
@@ -60,10 +61,10 @@ class Ours:
         return lambda: self._put(self.uniform_ring)
 
     def uniform(self, size: int) -> Call:
-        return Batches(self.uniform_ring, self._uniform, size, 1, 0.98).next
+        return Batches(self.uniform_ring, self._uniform, size, Returns(1, 0.98)).next
 
     def prioritized(self, size: int) -> Call:
-        batches, error = Batches(self.ring, self._prioritized, size, 1, 0.98), torch.rand(size)
+        batches, error = Batches(self.ring, self._prioritized, size, Returns(1, 0.98)), torch.rand(size)
 
         def draw() -> None:
             batches.learned(batches.next(), error)

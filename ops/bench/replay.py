@@ -20,6 +20,7 @@ import torch
 
 from clawq.core import Entry
 from clawq.replay.nstep import Gatherer
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
 from clawq.replay.validation import Examiner, FragmentCheck
@@ -88,7 +89,7 @@ def main() -> None:
     report(bench, "check_64x16", lambda: examiner.examine(Entry("a", 1, 1, b"")), bench.pick(500, 100))
     report(bench, "sample_256", lambda: sampler.positions(BATCH), bench.pick(2000, 400))
     for n in (1, 3, 5):
-        gatherer = Gatherer(ring, BATCH, n, 0.98)
+        gatherer = Gatherer(ring, BATCH, Returns(n, 0.98))
 
         def draw(gatherer: Gatherer = gatherer) -> object:
             return gatherer.gather(sampler.positions(BATCH))

@@ -9,6 +9,7 @@ import torch
 from clawq.core import Batch
 from clawq.replay.batches import Batches
 from clawq.replay.nstep import gather
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
 from clawq.testing.experience import SPEC, Chances, TrueSlot
@@ -31,7 +32,7 @@ def new_ring() -> tuple[ReplayRing, TrueSlot]:
 
 def new_batches(ring: ReplayRing, n: int, most: int | None) -> tuple[Batches, UniformSampler]:
     sampler = UniformSampler(ring, torch.Generator().manual_seed(1))
-    return Batches(ring, sampler, SIZE, n, GAMMA, SCALE, most), sampler
+    return Batches(ring, sampler, SIZE, Returns(n, GAMMA, SCALE), most), sampler
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -43,7 +44,7 @@ def test_drawn_ahead_or_one_by_one_batches_and_states_are_the_same(n: int, most:
     schedule = np.random.default_rng(2)
     for number in range(200):
         batch = batches.next()
-        expected = gather(ring, plain.rows(SIZE), n, GAMMA, SCALE)
+        expected = gather(ring, torch.from_numpy(plain.positions(SIZE)), Returns(n, GAMMA, SCALE))
         for one, other in zip(numbers(batch), numbers(expected), strict=True):
             assert torch.equal(one, other)
         if schedule.random() < 0.15:

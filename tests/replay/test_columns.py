@@ -69,6 +69,7 @@ def test_a_ring_on_a_gpu_is_the_ring_on_the_cpu() -> None:
     from itertools import count
 
     from clawq.replay.nstep import gather
+    from clawq.replay.returns import Returns
     from clawq.replay.ring import ReplayRing
     from clawq.replay.samplers import UniformSampler
     from clawq.testing.experience import SPEC, TrueSlot
@@ -86,7 +87,9 @@ def test_a_ring_on_a_gpu_is_the_ring_on_the_cpu() -> None:
         assert ring.check_valid() == (True, "")
     for n in (1, 3):
         batches = [
-            gather(ring, UniformSampler(ring, torch.Generator().manual_seed(1)).rows(64), n, 0.9) for ring in rings
+            gather(ring, torch.from_numpy(sampler.positions(64)), Returns(n, 0.9))
+            for ring in rings
+            for sampler in [UniformSampler(ring, torch.Generator().manual_seed(1))]
         ]
         for name in ("action", "reward", "discount", "row", "weights_version"):
             torch.testing.assert_close(getattr(batches[0], name), getattr(batches[1], name).cpu())

@@ -12,6 +12,7 @@ import torch
 from clawq.core import Batch
 from clawq.replay.hindsight import Hindsight, Strategy
 from clawq.replay.nstep import Gatherer
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.specs import ArraySpec
 from clawq.testing.experience import SPEC, Chances, TrueSlot, TrueStep, Truth, ids_of
@@ -56,12 +57,12 @@ class Place:
 
     def gather(self, rows: np.ndarray, k: int) -> Batch:
         hindsight = Hindsight(
-            self.ring, Goals(self.ends), self.strategy, k, self.n, GAMMA, SCALE, generator=self.generator
+            self.ring, Goals(self.ends), self.strategy, k, Returns(self.n, GAMMA, SCALE), generator=self.generator
         )
-        return Gatherer(self.ring, len(rows), self.n, GAMMA, SCALE, hindsight).gather(rows)
+        return Gatherer(self.ring, len(rows), Returns(self.n, GAMMA, SCALE), hindsight).gather(rows)
 
     def plain(self, rows: np.ndarray) -> Batch:
-        return Gatherer(self.ring, len(rows), self.n, GAMMA, SCALE).gather(rows)
+        return Gatherer(self.ring, len(rows), Returns(self.n, GAMMA, SCALE)).gather(rows)
 
     def live_ids(self) -> set[int]:
         """Obs ids of the rows that the ring holds and that can be sampled."""

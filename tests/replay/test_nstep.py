@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clawq.replay.nstep import gather
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.testing.experience import SPEC, Chances, TrueSlot, ids_of, obs_of
 
@@ -67,7 +68,7 @@ TABLE = {
 @pytest.mark.parametrize("split", [(7,), (3, 4), (2, 4, 1), (1,) * 7])
 def test_C34_a_trace_with_both_kinds_of_ends_agrees_with_the_table(n: int, split: tuple[int, ...]) -> None:
     ring = trace_ring(split)
-    batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), n, GAMMA)
+    batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), Returns(n, GAMMA))
     found = {
         obs: (reward, discount, after)
         for obs, reward, discount, after in zip(
@@ -85,7 +86,7 @@ def test_C34_the_newest_step_is_cut_short_and_grows_when_its_successor_comes() -
     for split, discount in (((4,), 0.5), ((4, 1), 0.25), ((4, 2), 0.125)):
         ring = trace_ring(split)
         rows = torch.from_numpy(ring.sampleable_rows())
-        batch = gather(ring, rows, 3, GAMMA)
+        batch = gather(ring, rows, Returns(3, GAMMA))
         ids = ids_of({key: one.numpy() for key, one in batch.obs.items()}).tolist()
         assert float(batch.discount[ids.index(20)]) == discount
 
@@ -94,7 +95,7 @@ def test_the_reward_scale_is_a_factor_on_the_return_and_on_nothing_else() -> Non
     ring = trace_ring((7,))
     rows = torch.from_numpy(ring.sampleable_rows())
     for n in (1, 3):
-        plain, scaled = gather(ring, rows, n, GAMMA), gather(ring, rows, n, GAMMA, reward_scale=4.0)
+        plain, scaled = gather(ring, rows, Returns(n, GAMMA)), gather(ring, rows, Returns(n, GAMMA, reward_scale=4.0))
         assert torch.equal(scaled.reward, 4 * plain.reward)
         assert torch.equal(scaled.discount, plain.discount)
 
@@ -102,7 +103,7 @@ def test_the_reward_scale_is_a_factor_on_the_return_and_on_nothing_else() -> Non
 def test_a_return_stops_before_a_row_that_is_not_valid() -> None:
     ring = trace_ring((7,))
     ring.void("s", 1, env=0, seq=1, t=4)  # obs 21 and all after it
-    batch = gather(ring, torch.tensor([3]), 5, GAMMA)
+    batch = gather(ring, torch.tensor([3]), Returns(5, GAMMA))
     assert (float(batch.reward[0]), float(batch.discount[0])) == (8, 0.5)
     assert ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist() == [21]
 
@@ -113,14 +114,14 @@ def test_a_return_does_not_leap_over_a_row_that_is_not_valid() -> None:
     ring.insert(
         replace(fragment, reward=np.ones((4, 1), np.float32), valid=np.array([[True], [False], [True], [True]]))
     )
-    batch = gather(ring, torch.tensor([0, 2]), 4, GAMMA)
+    batch = gather(ring, torch.tensor([0, 2]), Returns(4, GAMMA))
     assert batch.reward.tolist() == [1, 1.5]
     assert batch.discount.tolist() == [0.5, 0.25]
 
 
 def test_the_same_row_may_be_asked_for_several_times_and_dtypes_are_those_of_core_batch() -> None:
     ring = trace_ring((7,))
-    batch = gather(ring, torch.tensor([1, 1, 6]), 2, GAMMA)
+    batch = gather(ring, torch.tensor([1, 1, 6]), Returns(2, GAMMA))
     assert batch.row.tolist() == [1, 1, 6]
     assert batch.reward[0] == batch.reward[1]
     assert batch.importance_weight.tolist() == [1, 1, 1]
@@ -141,4 +142,4 @@ def test_a_nan_behind_the_end_of_a_return_does_not_get_in() -> None:
     reward = np.array([[1.0], [1.0], [np.nan], [np.inf]], np.float32)
     ring = ReplayRing(SPEC, 64)
     ring.insert(replace(fragment, valid=valid, reward=reward))
-    assert gather(ring, torch.tensor([0, 1]), 4, GAMMA).reward.tolist() == [1.5, 1.0]
+    assert gather(ring, torch.tensor([0, 1]), Returns(4, GAMMA)).reward.tolist() == [1.5, 1.0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clawq.errors import ConfigError, SpecMismatch
 from clawq.replay.nstep import gather
+from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing, forecast_bytes, hops
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.testing.experience import SPEC, Chances, TrueSlot, Truth, ids_of, obs_of
@@ -45,7 +46,7 @@ def assert_true(ring: ReplayRing, truth: Truth, ns: Iterable[int] = (1, 3)) -> N
     if len(rows) == 0:
         return
     for n in ns:
-        batch = gather(ring, rows, n, GAMMA)
+        batch = gather(ring, rows, Returns(n, GAMMA))
         ids = ids_of({key: one.numpy() for key, one in batch.obs.items()}).tolist()
         after = ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist()
         expected = [truth.transition(i, n, GAMMA) for i in ids]
@@ -138,7 +139,7 @@ def test_n_step_returns_cross_the_seam_of_interleaved_slots() -> None:
         truth.insert(fragment, told)
         ring.insert(fragment)
         assert_valid(ring)
-    first = gather(ring, torch.tensor([0]), 6, GAMMA)
+    first = gather(ring, torch.tensor([0]), Returns(6, GAMMA))
     # Six steps over three fragments of slot a, with those of b between them.
     assert float(first.discount[0]) == pytest.approx(GAMMA**6)
     assert_true(ring, truth, ns=(1, 4, 6))
@@ -167,7 +168,7 @@ def test_a_restarted_env_is_not_joined_over_the_seam_but_the_others_are() -> Non
         truth.insert(fragment, told)
         ring.insert(fragment)
         assert_valid(ring)
-    discounts = gather(ring, torch.tensor([0, 1]), 2, GAMMA).discount
+    discounts = gather(ring, torch.tensor([0, 1]), Returns(2, GAMMA)).discount
     np.testing.assert_allclose(discounts, [GAMMA**2, GAMMA], rtol=1e-6)
     assert_true(ring, truth, ns=(1, 2))
 
@@ -184,7 +185,7 @@ def test_a_fragment_lost_between_two_is_not_bridged_even_if_the_seq_hides_it() -
     ring.insert(replace(third, obs=still, meta=replace(third.meta, seq=2)))
     assert_valid(ring)
     assert lost.meta.produced == 2
-    assert float(gather(ring, torch.tensor([0]), 2, GAMMA).discount[0]) == pytest.approx(GAMMA)
+    assert float(gather(ring, torch.tensor([0]), Returns(2, GAMMA)).discount[0]) == pytest.approx(GAMMA)
 
 
 def test_voided_rows_cannot_be_sampled_and_rows_of_other_envs_epochs_and_slots_can() -> None:
@@ -270,7 +271,7 @@ def test_C41_a_time_limit_bootstraps_from_final_obs() -> None:
         )
     )
     assert_valid(ring)
-    batch = gather(ring, torch.tensor([9]), 1, 0.99)
+    batch = gather(ring, torch.tensor([9]), Returns(1, 0.99))
     target = float(batch.reward[0]) + float(batch.discount[0]) * value(ids_of(numpy_of(batch.next_obs)))[0]
     assert target == pytest.approx(1 + 0.99 * value(11))
     assert target != pytest.approx(1)
@@ -289,7 +290,7 @@ def test_C42_both_ways_of_autoreset_give_the_same_transitions() -> None:
         for fragment in toy_episodes(next_step):
             ring.insert(fragment)
             assert_valid(ring)
-        batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), 1, GAMMA)
+        batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), Returns(1, GAMMA))
         before, after = ids_of(numpy_of(batch.obs)), ids_of(numpy_of(batch.next_obs))
         return sorted(zip(before.tolist(), after.tolist(), batch.reward.tolist(), batch.discount.tolist(), strict=True))
 
@@ -358,7 +359,7 @@ def test_C48_an_env_that_went_nan_leaves_no_trace_and_the_others_train() -> None
     assert ring.size == 3 * 8 * (envs - 1) + 5
     rows = torch.from_numpy(ring.sampleable_rows())
     for n in (1, 3):
-        batch = gather(ring, rows, n, GAMMA)
+        batch = gather(ring, rows, Returns(n, GAMMA))
         for tensors in (batch.obs, batch.next_obs):
             assert all(bool(torch.isfinite(one.float()).all()) for one in tensors.values())
         assert bool(torch.isfinite(batch.reward).all())
@@ -401,7 +402,7 @@ def test_extras_travel_with_their_rows() -> None:
     log_prob = np.arange(6, dtype=np.float32).reshape(3, 2)
     ring.insert(replace(fragment, extras={"log_prob": log_prob, "value": log_prob}))
     assert_valid(ring)
-    assert gather(ring, torch.tensor([0, 5]), 1, GAMMA).extras["log_prob"].tolist() == [0, 5]
+    assert gather(ring, torch.tensor([0, 5]), Returns(1, GAMMA)).extras["log_prob"].tolist() == [0, 5]
 
 
 def test_newest_names_the_step_rows_of_the_last_fragment() -> None:
