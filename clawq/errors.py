@@ -22,7 +22,8 @@ people: what was wrong, where, what is allowed, what to do.
         WeightsCorrupt            digest or layout is wrong
       CodecError                  UnsupportedWireVersion · CorruptFragment
       RateLimitTimeout            which side was blocked, the error, the bounds
-      LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten
+      LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten ·
+                                  ScheduleInvalid
       ActorFailed                 an actor or another exec'ed program ended badly
 """
 
@@ -214,6 +215,10 @@ class CheckpointInvalid(LearnerError):
 
 class CheckpointNotWritten(LearnerError):
     """A checkpoint could not be written (disk full, no rights); the older ones are intact and training can go on."""
+
+
+class ScheduleInvalid(LearnerError):
+    """A recorded schedule cannot be used: damaged, of another format, or it does not reach back so far."""
 
 
 class ActorFailed(ClawqError):
