@@ -59,6 +59,9 @@ class Sampler(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def check_valid(self) -> tuple[bool, str]:
+        """Does what it knows fit the ring? (True, "") or (False, what is wrong)."""
+        ...
 
 
 class UniformSampler:
@@ -123,3 +126,10 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._generator.set_state(state["generator"])
+
+    def check_valid(self) -> tuple[bool, str]:
+        """Is the ring's count right, from which the draws needed are worked out? For tests and post-mortems."""
+        valid = int(np.count_nonzero(self._ring.valid_slots))
+        if valid != self._ring.size:
+            return False, f"the ring says that {self._ring.size} rows can be sampled, and {valid} can"
+        return True, ""

@@ -28,6 +28,8 @@ class Placed:
         tail: position of its first tail row.
         running: bool [N]: the last step of this env is no boundary.
         last_obs: key -> [N, ...]: obs[T], until the next fragment of the slot has come.
+        worker: who made it.
+        created_ms: when, by the clock of its host.
     """
 
     slot: str
@@ -40,6 +42,8 @@ class Placed:
     tail: int
     running: BoolArray
     last_obs: Obs
+    worker: str
+    created_ms: int
 
     @classmethod
     def of(cls, fragment: Fragment, start: int, tail: int) -> "Placed":
@@ -56,6 +60,8 @@ class Placed:
             tail,
             running=~fragment.boundary[-1],
             last_obs={key: array[-1].copy() for key, array in fragment.obs.items()},
+            worker=meta.worker,
+            created_ms=meta.created_ms,
         )
 
     @property

@@ -1,5 +1,6 @@
 """n-step returns against a table worked out by hand, and against a slow transcription of the formula."""
 
+import math
 from dataclasses import replace
 from itertools import count
 
@@ -15,15 +16,17 @@ from clawq.testing.experience import SPEC, Chances, TrueSlot, ids_of, obs_of
 GAMMA = 0.5
 
 
-def trace_ring(split: tuple[int, ...]) -> ReplayRing:
+def trace_ring(split: tuple[int, ...], terminates: bool = True) -> ReplayRing:
     """Seven steps of one env, rewards 1, 2, 4 ... 64: terminated at step 3, truncated at step 6 (steps from 1).
+
+    Without `terminates` step 3 ends by time too: discounts then show γ^k of those returns as well.
 
     Obs: 10 11 12 (13) | 20 21 22 (23) | 30 31 ...; in brackets the final obs. `split` gives the fragments' lengths.
     """
     shown = [10, 11, 12, 20, 21, 22, 30, 31]
     final = {2: 13, 5: 23}
     terminated, truncated = np.zeros(7, np.bool_), np.zeros(7, np.bool_)
-    terminated[2], truncated[5] = True, True
+    terminated[2], truncated[2], truncated[5] = terminates, not terminates, True
     slot = TrueSlot("s", 1, np.random.default_rng(0), count(1), chances=Chances(0.0, 0.0))
     ring = ReplayRing(SPEC, 64)
     at = 0
@@ -44,42 +47,49 @@ def trace_ring(split: tuple[int, ...]) -> ReplayRing:
     return ring
 
 
-# obs -> (return, discount, bootstrap obs), with γ = 1/2: terms of a return are 2^t/2^i.
+#: n -> obs -> (return, steps taken k, γ^k, discount, bootstrap obs), with γ = 1/2: terms of a return are 2^t/2^i.
 TABLE = {
     1: {
-        10: (1, 0.5, 11), 11: (2, 0.5, 12), 12: (4, 0, 13),
-        20: (8, 0.5, 21), 21: (16, 0.5, 22), 22: (32, 0.5, 23),
-        30: (64, 0.5, 31),
+        10: (1, 1, 1 / 2, 1 / 2, 11), 11: (2, 1, 1 / 2, 1 / 2, 12), 12: (4, 1, 1 / 2, 0, 13),
+        20: (8, 1, 1 / 2, 1 / 2, 21), 21: (16, 1, 1 / 2, 1 / 2, 22), 22: (32, 1, 1 / 2, 1 / 2, 23),
+        30: (64, 1, 1 / 2, 1 / 2, 31),
     },
     3: {
-        10: (1 + 1 + 1, 0, 13), 11: (2 + 2, 0, 13), 12: (4, 0, 13),
-        20: (8 + 8 + 8, 0.125, 23), 21: (16 + 16, 0.25, 23), 22: (32, 0.5, 23),
-        30: (64, 0.5, 31),
+        10: (1 + 1 + 1, 3, 1 / 8, 0, 13), 11: (2 + 2, 2, 1 / 4, 0, 13), 12: (4, 1, 1 / 2, 0, 13),
+        20: (8 + 8 + 8, 3, 1 / 8, 1 / 8, 23), 21: (16 + 16, 2, 1 / 4, 1 / 4, 23), 22: (32, 1, 1 / 2, 1 / 2, 23),
+        30: (64, 1, 1 / 2, 1 / 2, 31),
     },
     5: {
-        10: (1 + 1 + 1, 0, 13), 11: (2 + 2, 0, 13), 12: (4, 0, 13),
-        20: (8 + 8 + 8, 0.125, 23), 21: (16 + 16, 0.25, 23), 22: (32, 0.5, 23),
-        30: (64, 0.5, 31),
+        10: (1 + 1 + 1, 3, 1 / 8, 0, 13), 11: (2 + 2, 2, 1 / 4, 0, 13), 12: (4, 1, 1 / 2, 0, 13),
+        20: (8 + 8 + 8, 3, 1 / 8, 1 / 8, 23), 21: (16 + 16, 2, 1 / 4, 1 / 4, 23), 22: (32, 1, 1 / 2, 1 / 2, 23),
+        30: (64, 1, 1 / 2, 1 / 2, 31),
+    },
+    10: {
+        10: (1 + 1 + 1, 3, 1 / 8, 0, 13), 11: (2 + 2, 2, 1 / 4, 0, 13), 12: (4, 1, 1 / 2, 0, 13),
+        20: (8 + 8 + 8, 3, 1 / 8, 1 / 8, 23), 21: (16 + 16, 2, 1 / 4, 1 / 4, 23), 22: (32, 1, 1 / 2, 1 / 2, 23),
+        30: (64, 1, 1 / 2, 1 / 2, 31),
     },
 }  # fmt: skip
+SPLITS = [(7,), (3, 4), (2, 4, 1), (1,) * 7]
 
 
-@pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize("split", [(7,), (3, 4), (2, 4, 1), (1,) * 7])
-def test_C34_a_trace_with_both_kinds_of_ends_agrees_with_the_table(n: int, split: tuple[int, ...]) -> None:
-    ring = trace_ring(split)
+def gathered(ring: ReplayRing, n: int) -> dict[int, tuple[float, float, int]]:
+    """obs -> (return, discount, bootstrap obs) of all rows."""
     batch = gather(ring, torch.from_numpy(ring.sampleable_rows()), Returns(n, GAMMA))
-    found = {
-        obs: (reward, discount, after)
-        for obs, reward, discount, after in zip(
-            ids_of({key: one.numpy() for key, one in batch.obs.items()}).tolist(),
-            batch.reward.tolist(),
-            batch.discount.tolist(),
-            ids_of({key: one.numpy() for key, one in batch.next_obs.items()}).tolist(),
-            strict=True,
-        )
-    }
-    assert found == TABLE[n]
+    shown, after = (ids_of({key: one.numpy() for key, one in obs.items()}) for obs in (batch.obs, batch.next_obs))
+    found = zip(batch.reward.tolist(), batch.discount.tolist(), after.tolist(), strict=True)
+    return dict(zip(shown.tolist(), found, strict=True))
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 10])
+@pytest.mark.parametrize("split", SPLITS)
+def test_C34_a_trace_with_both_kinds_of_ends_agrees_with_the_table(n: int, split: tuple[int, ...]) -> None:
+    table = TABLE[n]
+    assert gathered(trace_ring(split), n) == {obs: (row[0], row[3], row[4]) for obs, row in table.items()}
+    # Where nothing terminates, a discount is γ^k: it shows how many steps were taken.
+    effective = gathered(trace_ring(split, terminates=False), n)
+    assert effective == {obs: (row[0], row[2], row[4]) for obs, row in table.items()}
+    assert {obs: -math.log2(row[1]) for obs, row in effective.items()} == {obs: row[1] for obs, row in table.items()}
 
 
 def test_C34_the_newest_step_is_cut_short_and_grows_when_its_successor_comes() -> None:

@@ -70,6 +70,25 @@ def test_C32_the_golden_table(signs: tuple[int, int, int]) -> None:
     assert max(weights.values()) == 1.0
 
 
+def test_C32_in_a_ring_that_has_wrapped_rows_come_as_often_as_their_priorities_say() -> None:
+    rng = np.random.default_rng(7)
+    ring, slot = ReplayRing(SPEC, 1000), new_slot(end=0.1, invalid=0.1)
+    sampler = sampler_of(ring)
+    for _ in range(200):
+        ring.insert(slot.fragment(5)[0])
+    rows = ring.sampleable_rows()
+    priorities = rng.uniform(0.1, 5.0, len(rows))
+    sampler.learned(rows, torch.from_numpy(priorities - EPSILON))
+    draw = sampler.draw(100_000)
+    times = np.array([np.count_nonzero(draw.rows == row) for row in rows])
+    assert times.sum() == 100_000
+    assert fits(times, shares_of(*priorities**0.6))
+    assert draw.importance_weight is not None
+    of_row = dict(zip(rows.tolist(), priorities, strict=True))
+    expected = np.array([of_row[row] for row in draw.rows.tolist()]) ** -0.24
+    np.testing.assert_allclose(draw.importance_weight, expected / expected.max(), rtol=1e-4)
+
+
 def test_C32_a_row_without_error_still_comes_and_its_priority_is_epsilon() -> None:
     sampler = three_rows()
     sampler.learned(np.array([0, 1, 2]), torch.tensor([0.0, -3.0, 3.0]))

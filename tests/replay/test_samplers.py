@@ -31,13 +31,13 @@ def test_each_sampleable_row_comes_equally_often_and_no_other_row_comes(invalid:
     ring = filled(invalid)
     rows = ring.sampleable_rows()
     assert (len(rows) / 150 < 1 / 32) == (invalid == 0.97)
-    draws = 400 * len(rows)
-    drawn = sampler(ring).positions(draws)
+    each = -(-100_000 // len(rows))
+    drawn = sampler(ring).positions(each * len(rows))
     assert drawn.dtype == np.int64
     found, times = np.unique(drawn, return_counts=True)
     np.testing.assert_array_equal(found, rows)
     # χ² with k degrees of freedom: mean k, variance 2k; 5 sigma.
-    chi2 = float(((times - 400) ** 2 / 400).sum())
+    chi2 = float(((times - each) ** 2 / each).sum())
     freedom = len(rows) - 1
     assert chi2 < freedom + 5 * (2 * freedom) ** 0.5
 
