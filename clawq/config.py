@@ -65,7 +65,6 @@ class Actors(Section):
         fragment_bytes: and at the latest at this size (before the end of the step that passes it).
         outbox_fragments: fragments an actor holds when Redis is slow or away.
         on_full: what happens when the outbox is full; every drop is counted.
-        max_policy_lag: largest lag at which the learner still takes a fragment, in weights versions; 0 = any.
     """
 
     max_actors: Positive = 1000
@@ -74,7 +73,23 @@ class Actors(Section):
     fragment_bytes: Annotated[int, Field(ge=1024, le=4_000_000)] = 512_000
     outbox_fragments: Positive = 64
     on_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
-    max_policy_lag: Annotated[int, Field(ge=0)] = 0
+
+
+class Staleness(Section):
+    """How old experience may be, in weights versions (policy lag = learner's version − fragment's).
+
+    Attributes:
+        target: lag at insertion that actors are paced to, so that nothing is wasted; null = none.
+        hard: largest lag that the learner uses as it is; null = any.
+        on_stale: beyond `hard`: `drop` (refused, masked in the ring; counted) or `reweight` (importance weight
+            times decay^(lag − hard)).
+        decay: for `reweight`, between 0 and 1.
+    """
+
+    target: Positive | None = None
+    hard: Annotated[int, Field(ge=0)] | None = None
+    on_stale: Literal["drop", "reweight"] = "drop"
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.9
 
 
 class Prioritized(Section):
@@ -268,6 +283,7 @@ class RunConfig(Section):
     actors: Actors = Actors()
     replay: Replay = Replay()
     rate_limit: RateLimit = RateLimit()
+    staleness: Staleness = Staleness()
     learner: Learner = Learner()
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()

@@ -7,7 +7,7 @@ with what is wrong and what would happen. Rules are physics, not taste: nothing 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from clawq.config import Budget, Environment, Evaluation, Exploration, RateLimit, Redis, Replay
+from clawq.config import Budget, Environment, Evaluation, Exploration, RateLimit, Redis, Replay, Staleness
 
 #: Largest share of the data server's memory for streams: weights, control record and Redis itself need the rest.
 STREAM_SHARE = 0.55
@@ -81,6 +81,17 @@ def _limiter(environment: Environment, replay: Replay, rate_limit: RateLimit) ->
         )
 
 
+def _staleness(staleness: Staleness) -> Iterator[str]:
+    target, hard = staleness.target, staleness.hard
+    if target is not None and hard is not None and target > hard and staleness.on_stale == "drop":
+        yield (
+            f"staleness.target: {target} is above staleness.hard {hard}; actors would be paced to a lag at which the "
+            "learner drops what they make"
+        )
+    if staleness.on_stale == "reweight" and hard is None:
+        yield "staleness.on_stale: reweight means nothing while staleness.hard is null; set staleness.hard"
+
+
 def _targets(budget: Budget, evaluation: Evaluation) -> Iterator[str]:
     if evaluation.interval_s is not None:
         return
@@ -120,6 +131,7 @@ RULES = (
     Rule(("environment", "replay"), _ring),
     Rule(("replay", "rate_limit"), _first_update),
     Rule(("environment", "replay", "rate_limit"), _limiter),
+    Rule(("staleness",), _staleness),
     Rule(("budget", "evaluation"), _targets),
     Rule(("redis",), _urls),
     Rule(("redis",), _memory),

@@ -131,6 +131,7 @@ class Batch:
         row: int64 [B], absolute ring rows (for priorities).
         weights_version: int64 [B], the version under which each row was made (for policy lag).
         extras: stored per-step policy outputs.
+        made_by: `weights_version` on the host, int64 numpy [B]: asking for it waits for no GPU; None = not there.
     """
 
     obs: Mapping[str, Any]
@@ -142,6 +143,7 @@ class Batch:
     row: Any
     weights_version: Any
     extras: Mapping[str, Any]
+    made_by: Any = None
 
 
 class Algorithm(Protocol):

@@ -69,7 +69,13 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "weights_version": Metric("version", "newest published weights", "grows"),
         "policy_lag/min": Metric("versions", "least policy lag of the sampled or inserted fragments", "0 to 2"),
         "policy_lag/mean": Metric("versions", "mean policy lag", "a few; a steady growth means actors are starved"),
-        "policy_lag/max": Metric("versions", "largest policy lag", "bounded; see actors.max_policy_lag"),
+        "policy_lag/max": Metric("versions", "largest policy lag", "at most staleness.target, if that is set"),
+        "lag_at_use/mean": Metric("versions", "mean policy lag of the rows of a batch, when the gradient uses them"),
+        "lag_at_use/max": Metric("versions", "largest one", "at most staleness.hard, if that drops"),
+        "stale_share": Metric("0..1", "rows of the batches that were older than staleness.hard (reweight)", "small"),
+        "wasted_fragments": Metric("fragments", "refused since they were older than staleness.hard", "0"),
+        "wasted_transitions": Metric("env steps", "in these fragments: made by actors and never used", "0"),
+        "expired_rows": Metric("rows", "masked in the ring when they became older than staleness.hard", "-"),
         # Transport
         "unread_fragments": Metric("fragments", "sent by actors, not yet read by the learner", "small and bounded"),
         "stored_bytes": Metric("bytes", "held by the run's streams", "below redis.stream_bytes"),
@@ -82,7 +88,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "lost_unacked": Metric("fragments", "bound of what failed actors took with them unsent", "0"),
         "actor_failures": Metric("failures", "actors that failed, died or hung since the learner started", "0"),
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
-        "drops/*": Metric("env steps", "not used, by reason", "0; `drops/stale` only with a max_policy_lag"),
+        "drops/*": Metric("env steps", "not used, by reason", "0"),
         "rejected/*": Metric("fragments", "refused by the learner, by reason; kept as dead letters", "0"),
         # Replay
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),

@@ -209,6 +209,8 @@ def test_a_wrong_plugin_name_is_a_mistake_of_the_configuration(good: Path, overr
         (["replay.capacity=1000"], "no update would ever be made"),
         (["rate_limit.error_buffer=10"], "means nothing while samples_per_insert is null"),
         (["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=191"], "deadlock"),
+        (["staleness.target=4", "staleness.hard=3"], "paced to a lag at which the learner drops"),
+        (["staleness.on_stale=reweight"], "means nothing while staleness.hard is null"),
         (["budget.target_return=1", "evaluation.interval_s=null"], "budget.target_return: needs evaluations"),
         (["budget.target_success=1", "evaluation.interval_s=null"], "budget.target_success: needs evaluations"),
         (["redis.broker_url=http://x"], "must begin with one of redis://"),
@@ -228,6 +230,7 @@ def test_settings_that_cannot_work_together_are_refused_with_the_reason(
     [
         ["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=192"],
         ["replay.capacity=2000"],
+        ["staleness.target=3", "staleness.hard=3"],
         ["redis.data_url=redis://h", "redis.stream_bytes=900000000"],
         ["redis.data_url=redis://h", "redis.window_bytes=900000000"],
         ["evaluation.interval_s=null"],

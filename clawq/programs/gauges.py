@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from clawq.programs.parts import Parts
+from clawq.replay.ledger import STALE
 from clawq.types import Metrics
 
 #: Fragments beside the outbox that an actor killed by force may take with it: one in flight, one being built.
@@ -50,6 +51,7 @@ class Gauges:
         numbers = {**self._progress(version), **self._books(failures)}
         numbers |= parts.sampler.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
+        numbers |= parts.ageing.metrics()
         return numbers | parts.link.figures() | parts.intake.metrics() | self.evaluation
 
     def _progress(self, version: int) -> Metrics:
@@ -88,6 +90,8 @@ class Gauges:
             "duplicates": counts.duplicates,
             "gap_fragments": counts.gap_fragments,
             "produced_steps": counts.produced_steps,
+            "wasted_fragments": counts.rejected.get(STALE, 0),
+            "wasted_transitions": counts.stale_steps,
             "actor_failures": failures["actor"],
             "evaluation_failures": failures["evaluation"],
             "lost_unacked": most_lost,

@@ -13,6 +13,7 @@ import torch
 
 from clawq.core import Algorithm
 from clawq.replay.consumer import Consumer
+from clawq.replay.ledger import STALE
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import ReplayRing
 from clawq.replay.staging import Staged
@@ -45,7 +46,7 @@ class Intake:
         self.blocked = False
 
     def commit(self, most: int, version: int) -> int:
-        """Commit up to `most` fragments; returns how many. Never waits.
+        """Commit up to `most` fragments; returns how many. Never waits. What has grown too old meanwhile is refused.
 
         Args:
             most: fragments.
@@ -59,6 +60,11 @@ class Intake:
             if not self._pending:
                 break
             staged, steps = self._pending[0]
+            if not self._consumer.staleness.admit(staged.fragment.meta.weights_version, version):
+                # It grew too old while it waited here.
+                self._pending.popleft()
+                self._refuse_stale(staged)
+                continue
             if not self._limiter.can_insert(steps):
                 self.blocked = True
                 break
@@ -83,6 +89,12 @@ class Intake:
         self.fragments += 1
         self.payload_bytes += len(staged.entry.payload)
         self._episodes.extend((e.episode_return, e.length, e.success) for e in fragment.meta.episodes)
+
+    def _refuse_stale(self, staged: Staged) -> None:
+        meta = staged.fragment.meta
+        for notice in meta.voided:
+            self._ring.void(meta.slot, meta.epoch, notice.env, notice.seq, notice.t)
+        self._consumer.refuse(staged, STALE)
 
     def _observe(self, fragment: Fragment) -> None:
         """Show the algorithm's normaliser each valid row [T, N] once."""

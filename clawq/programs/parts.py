@@ -28,7 +28,7 @@ from clawq.replay.rate_limiter import Unlimited, make_limiter
 from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing, forecast_bytes
 from clawq.replay.samplers import Sampler, UniformSampler
-from clawq.replay.staleness import StalenessRule
+from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.transport.codec import decode
 
@@ -63,6 +63,7 @@ class Parts:
     sampler: Sampler
     batches: Batches
     limiter: Unlimited
+    ageing: Ageing
     intake: Intake
     updater: Updater
     link: Link
@@ -101,10 +102,11 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         replay.batch_size,
         largest_fragment_steps(run),
     )
+    rule = staleness_rule(config)
     consumer = Consumer(
         outside.source,
         make_examiner(run),
-        StalenessRule(config.actors.max_policy_lag),
+        rule,
         outside.version,
         outside.dead_letter,
         state=consumed,
@@ -117,12 +119,19 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         sampler=sampler,
         batches=Batches(ring, sampler, replay.batch_size, returns_of(replay), hindsight=hindsight),
         limiter=limiter,
+        ageing=Ageing(ring, limiter, rule),
         intake=Intake(consumer, ring, limiter, algorithm),
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
         link=outside.link,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         budget=BudgetMeter(config.budget),
     )
+
+
+def staleness_rule(config: RunConfig) -> StalenessRule:
+    """The staleness contract of a configuration."""
+    wanted = config.staleness
+    return StalenessRule(wanted.target, wanted.hard, wanted.on_stale, wanted.decay)
 
 
 def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator) -> Sampler:

@@ -97,10 +97,11 @@ class Trainer:
 
     def _update_once(self) -> bool:
         parts, batch_size = self.parts, self.parts.config.replay.batch_size
+        parts.ageing.advance(self.version)
         if not parts.limiter.can_sample(batch_size) or parts.ring.size == 0:
             return False
         progress = parts.budget.progress(time.monotonic(), parts.intake.env_steps)
-        batch = parts.batches.next(progress)
+        batch = parts.ageing.weigh(parts.batches.next(progress), self.version)
         if parts.updater.update(batch, progress) and not parts.sampler.steady:
             parts.batches.learned(batch, parts.updater.algorithm.td_error)
         parts.limiter.sampled(batch_size)
@@ -243,6 +244,7 @@ class Trainer:
             "limiter": parts.limiter.state_dict(),
             "sampler": parts.sampler.state_dict(),
             "consumer": parts.consumer.state_dict(),
+            "staleness": parts.ageing.state_dict(),
             "version": self.version,
             "updates": parts.updater.updates,
             "skipped_updates": parts.updater.skipped,
@@ -258,6 +260,7 @@ class Trainer:
         parts.updater.algorithm.load_state_dict(state["algorithm"])
         parts.limiter.load_state_dict(state["limiter"])
         parts.sampler.load_state_dict(state["sampler"])
+        parts.ageing.load_state_dict(state.get("staleness", {}))
         self.version = max(int(state["version"]), head)
         parts.updater.updates = self._published_updates = int(state["updates"])
         parts.updater.skipped = int(state["skipped_updates"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from clawq.core import Entry, FragmentSource
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
-from clawq.replay.ledger import Counts, Lives, Marks
+from clawq.replay.ledger import STALE, Counts, Lives, Marks
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
@@ -55,7 +55,9 @@ class Consumer:
         staged_bytes: int = STAGED_BYTES,
     ) -> None:
         self._source, self._examiner, self._dead_letter = source, examiner, dead_letter
-        self._staleness, self._learner_version = staleness, learner_version
+        #: May be replaced at any time.
+        self.staleness = staleness
+        self._learner_version = learner_version
         self._staging = Staging(staged_bytes, state)
         #: What the thread has seen; runs ahead of the ledger's marks by what is staged or taken.
         self._seen, self._lives = Marks(self._staging.marks), Lives(self._staging.produced)
@@ -86,6 +88,10 @@ class Consumer:
     def commit(self, staged: Staged) -> None:
         """Say that a taken fragment is in the ring."""
         self._staging.commit(staged)
+
+    def refuse(self, staged: Staged, reason: str) -> None:
+        """Say that a taken fragment will not go into the ring; its notices of void rows are the caller's to heed."""
+        self._staging.commit(staged, reason)
 
     def committed_cursors(self) -> dict[str, str]:
         """Of each slot the id up to which all is settled: where a resume reads on, and how far trimming may go."""
@@ -187,8 +193,8 @@ class Consumer:
             self._bury(entry, found)
         else:
             version, now = found.meta.weights_version, self._learner_version()
-            if not self._staleness.admit(version, now):
-                found = Fault("stale", f"weights version {version}, learner at {now}", found.meta)
+            if not self.staleness.admit(version, now):
+                found = Fault(STALE, f"weights version {version}, learner at {now}", found.meta)
         if isinstance(found, Fault) and found.meta is not None:
             self._keep_notices(found.meta)
         return found

@@ -24,6 +24,8 @@ from clawq.types import FragmentMeta
 KEPT_EPOCHS = 16
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
+#: Reason of a refusal: the fragment is older than the staleness contract allows.
+STALE = "stale"
 
 
 class Marks:
@@ -96,6 +98,7 @@ class Counts:
         produced_steps: env steps that actors packed into fragments.
         dropped_steps: of these, dropped by the actors' outboxes, by reason.
         refused_steps: of these, in fragments that were refused (where the header could be believed).
+        stale_steps: of the refused ones, those of fragments that were too old.
         unaccounted_steps: of these, none of the above.
     """
 
@@ -109,6 +112,7 @@ class Counts:
     dropped_steps: dict[str, int] = field(default_factory=dict)
     refused_steps: int = 0
     unaccounted_steps: int = 0
+    stale_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Ledger:
         else:
             _add(counts.rejected, settled.outcome, 1)
             counts.refused_steps += steps
+            counts.stale_steps += steps if settled.outcome == STALE else 0
         if settled.meta is not None:
             self._count_steps(slot, settled.meta, steps)
 

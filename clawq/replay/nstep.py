@@ -75,6 +75,7 @@ class Gatherer:
             importance_weight=torch.ones(batch_size, device=device),
             row=self._there[POSITION],
             weights_version=self._there[MADE_BY],
+            made_by=self._index[MADE_BY],
             extras={name: parts[f"extras.{name}"][:batch_size] for name in ring.extras},
         )
 

@@ -182,6 +182,12 @@ class ReplayRing:
         assert self.valid.host is not None
         return self.valid.host
 
+    @property
+    def all_links(self) -> Array:
+        """Links of all slots, int32 [capacity, 3] on the host; a view, do not write."""
+        assert self.links.host is not None
+        return self.links.host
+
     def links_of(self, slots: Array) -> Array:
         """Links of slots int64 [R]: int32 [R, 3], on the host."""
         assert self.links.host is not None
@@ -261,14 +267,22 @@ class ReplayRing:
             if placed.epoch != epoch or placed.seq < seq or env >= placed.envs:
                 continue
             rows = placed.rows_of(env, first_t=t if placed.seq == seq else 0)
-            slots = rows[rows >= self._oldest] % self.capacity
-            voided += int(np.count_nonzero(self.valid_slots[slots]))
-            self.valid.put(slots, False)
-            for watcher in self._watchers:
-                watcher.voided(slots)
-        self._size -= voided
+            voided += self.mask(rows[rows >= self._oldest] % self.capacity)
         self._voided += voided
         return voided
+
+    def mask(self, slots: Array) -> int:
+        """Never sample the rows in `slots` (int64 [R], each once) again; returns how many could be sampled till now.
+
+        They stay where they are: returns of earlier rows end before them, as before any row that is not valid.
+        """
+        self.changes += 1
+        masked = int(np.count_nonzero(self.valid_slots[slots]))
+        self.valid.put(slots, False)
+        for watcher in self._watchers:
+            watcher.voided(slots)
+        self._size -= masked
+        return masked
 
     def _refuse_too_large(self, rows: int) -> None:
         if rows > self.capacity // 2:

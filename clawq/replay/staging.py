@@ -105,13 +105,13 @@ class Staging:
             self._changed.notify_all()
             return taken
 
-    def commit(self, staged: Staged) -> None:
-        """Settle a taken fragment as committed. Raises ValueError if it is not open."""
+    def commit(self, staged: Staged, outcome: str = "committed") -> None:
+        """Settle a taken fragment (outcome: see ledger.Settled). Raises ValueError if it is not open."""
         entry = staged.entry
         with self._changed:
             for one in self._open.get(entry.slot, ()):
                 if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
-                    one.settled = Settled(entry.epoch, entry.seq, "committed", staged.fragment.meta)
+                    one.settled = Settled(entry.epoch, entry.seq, outcome, staged.fragment.meta)
                     break
             else:
                 raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")

@@ -105,7 +105,7 @@ def consumer_of(fed: Fed, letters: Letters) -> Iterator[Make]:
     """Start consumers; closed at the end."""
     started: list[Consumer] = []
 
-    def make(source: object = fed, max_lag: int = 0, version: int = 0, **options: object) -> Consumer:
+    def make(source: object = fed, max_lag: int | None = None, version: int = 0, **options: object) -> Consumer:
         def bury(entry: Entry, reason: str, detail: str) -> None:
             letters.append((entry, reason, detail))
 
@@ -113,7 +113,7 @@ def consumer_of(fed: Fed, letters: Letters) -> Iterator[Make]:
         consumer = Consumer(
             source,  # type: ignore[arg-type]
             EXAMINER,
-            StalenessRule(max_lag),
+            StalenessRule(hard=max_lag),
             lambda: version,
             dead_letter,  # type: ignore[arg-type]
             **options,  # type: ignore[arg-type]
