@@ -163,6 +163,38 @@ class RateLimit(Section):
     timeout_s: Seconds = 300.0
 
 
+class Sync(Section):
+    """Rounds: all actors collect the same quota under one weights version, then wait for the next one.
+
+    The data used is then exactly `deterministic_lag` versions old, each round is followed by exactly the updates that
+    `rate_limit.samples_per_insert` calls for, and with the same seed and configuration (and a budget in env steps, on
+    the same kind of CPU) two runs give the same weights bit for bit, as long as no actor fails.
+    `learner.publish_interval_s` and `actors.fragment_s` mean nothing then.
+
+    Attributes:
+        actors: how many take part. They hold numbered seats; actors beyond these stand by, and take over a free seat.
+        quota_steps: steps of each env in one round, for each actor (a round has actors·num_envs·quota_steps env steps).
+        fragment_steps: steps of each env in one fragment (fewer at the quota's end, or where `fragment_bytes` is
+            reached); null = the whole quota.
+        deterministic_lag: 0 = the learner trains on a round before the next one begins: they take turns. 1 = actors
+            collect the next round while the learner trains on this one, and neither waits for the other.
+        deadline_s: so long after a round began it may go on with a `quorum`; null = all are waited for.
+        quorum: share of the round's env steps that is enough then.
+    """
+
+    actors: Annotated[int, Field(ge=1, le=1000)]
+    quota_steps: Positive
+    fragment_steps: Positive | None = None
+    deterministic_lag: Literal[0, 1] = 1
+    deadline_s: Seconds | None = None
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """Names of the seats, which are those of their streams, in the order in which a round is committed."""
+        return tuple(f"seat-{index:03d}" for index in range(self.actors))
+
+
 class Learner(Section):
     """The learner daemon.
 
@@ -271,6 +303,7 @@ class RunConfig(Section):
         seed: of everything; every env of every actor derives its own from it.
         folder: where run folders go.
         metrics: metric writer plugins.
+        sync: actors and learner go by rounds; null = fully asynchronous.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,47}$")]
@@ -284,6 +317,7 @@ class RunConfig(Section):
     replay: Replay = Replay()
     rate_limit: RateLimit = RateLimit()
     staleness: Staleness = Staleness()
+    sync: Sync | None = None
     learner: Learner = Learner()
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()

@@ -7,7 +7,18 @@ with what is wrong and what would happen. Rules are physics, not taste: nothing 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from clawq.config import Budget, Environment, Evaluation, Exploration, RateLimit, Redis, Replay, Staleness
+from clawq.config import (
+    Actors,
+    Budget,
+    Environment,
+    Evaluation,
+    Exploration,
+    RateLimit,
+    Redis,
+    Replay,
+    Staleness,
+    Sync,
+)
 
 #: Largest share of the data server's memory for streams: weights, control record and Redis itself need the rest.
 STREAM_SHARE = 0.55
@@ -92,6 +103,69 @@ def _staleness(staleness: Staleness) -> Iterator[str]:
         yield "staleness.on_stale: reweight means nothing while staleness.hard is null; set staleness.hard"
 
 
+def _rounds(sync: Sync) -> Iterator[str]:
+    if sync.fragment_steps is not None and sync.fragment_steps > sync.quota_steps:
+        yield (
+            f"sync.fragment_steps: {sync.fragment_steps} is above quota_steps {sync.quota_steps}; "
+            "an actor's quota of a round is cut into fragments, and null makes one of it"
+        )
+    if sync.deadline_s is None and sync.quorum < 1:
+        yield (
+            f"sync.quorum: {sync.quorum:g} means nothing while deadline_s is null (all actors are waited for); "
+            "set deadline_s, or remove quorum"
+        )
+    if sync.deadline_s is not None and sync.quorum == 1:
+        yield (
+            "sync.deadline_s: means nothing while quorum is 1 (all actors are waited for); "
+            "set a quorum below 1, or remove deadline_s"
+        )
+
+
+def _rounds_updates(rate_limit: RateLimit, sync: Sync) -> Iterator[str]:
+    if rate_limit.samples_per_insert is None:
+        yield (
+            "rate_limit.samples_per_insert: null cannot work with sync; it decides how many updates follow each round "
+            "(env steps of the round · samples_per_insert / batch_size)"
+        )
+    if rate_limit.error_buffer is not None:
+        yield (
+            "rate_limit.error_buffer: means nothing with sync, where the ratio is exact after every round; remove it"
+        )
+
+
+def _rounds_staleness(staleness: Staleness, sync: Sync) -> Iterator[str]:
+    hard = staleness.hard
+    if hard is not None and hard < sync.deterministic_lag and staleness.on_stale == "drop":
+        yield (
+            f"staleness.hard: {hard} is below sync.deterministic_lag {sync.deterministic_lag}; "
+            "the learner would drop all that the actors make"
+        )
+    if staleness.target is not None:
+        yield "staleness.target: means nothing with sync, where the lag is sync.deterministic_lag; remove it"
+
+
+def _rounds_room(environment: Environment, replay: Replay, sync: Sync) -> Iterator[str]:
+    round_steps = sync.actors * environment.num_envs * sync.quota_steps
+    if 2 * round_steps > replay.capacity:
+        yield (
+            f"sync.quota_steps: a round has actors·num_envs·quota_steps = {round_steps} env steps, which is more than "
+            f"half of replay.capacity {replay.capacity}; with the last observations a round could overwrite itself"
+        )
+
+
+def _rounds_actors(actors: Actors, sync: Sync) -> Iterator[str]:
+    if sync.actors > actors.max_actors:
+        yield (
+            f"sync.actors: {sync.actors} is above actors.max_actors {actors.max_actors}; "
+            "every round would wait for actors that never get a lease"
+        )
+    if actors.on_full != "block":
+        yield (
+            f"actors.on_full: {actors.on_full} cannot work with sync; a round would wait for ever for a fragment that "
+            "was dropped; use block"
+        )
+
+
 def _targets(budget: Budget, evaluation: Evaluation) -> Iterator[str]:
     if evaluation.interval_s is not None:
         return
@@ -132,6 +206,11 @@ RULES = (
     Rule(("replay", "rate_limit"), _first_update),
     Rule(("environment", "replay", "rate_limit"), _limiter),
     Rule(("staleness",), _staleness),
+    Rule(("sync",), _rounds),
+    Rule(("rate_limit", "sync"), _rounds_updates),
+    Rule(("environment", "replay", "sync"), _rounds_room),
+    Rule(("staleness", "sync"), _rounds_staleness),
+    Rule(("actors", "sync"), _rounds_actors),
     Rule(("budget", "evaluation"), _targets),
     Rule(("redis",), _urls),
     Rule(("redis",), _memory),

@@ -185,6 +185,28 @@ class RateLimitTimeout(ClawqError):
         )
 
 
+class RoundTimeout(ClawqError):
+    """A round waited for too long for its actors.
+
+    Args:
+        version: the weights version of the round.
+        waited_s: how long.
+        missing: who has not brought its quota, in words.
+    """
+
+    def __init__(self, version: int, waited_s: float, missing: str) -> None:
+        self.version, self.waited_s, self.missing = version, waited_s, missing
+        super().__init__(
+            f"round {version} waited {waited_s:.0f} s in vain for {missing}. It is called again: all collect anew, and "
+            "what was brought is used with it. More actors (`clawq worker start`), fewer sync.actors, or a "
+            "sync.deadline_s with a sync.quorum would let it go on."
+        )
+
+
+class NoSeat(ClawqError):
+    """All seats of a run's rounds are taken: this actor stands by."""
+
+
 class LearnerError(ClawqError):
     """The learner cannot go on."""
 

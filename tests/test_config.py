@@ -59,6 +59,10 @@ algorithm:
 """
 
 
+#: Rounds of 2 actors · 16 envs · 64 steps.
+SYNC = ("sync.actors=2", "sync.quota_steps=64", "rate_limit.samples_per_insert=8")
+
+
 @pytest.fixture(autouse=True)
 def toy_plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path_factory.mktemp("site")
@@ -213,6 +217,16 @@ def test_a_wrong_plugin_name_is_a_mistake_of_the_configuration(good: Path, overr
         (["staleness.on_stale=reweight"], "means nothing while staleness.hard is null"),
         (["budget.target_return=1", "evaluation.interval_s=null"], "budget.target_return: needs evaluations"),
         (["budget.target_success=1", "evaluation.interval_s=null"], "budget.target_success: needs evaluations"),
+        ([*SYNC, "rate_limit.samples_per_insert=null"], "decides how many updates follow each round"),
+        ([*SYNC, "rate_limit.error_buffer=500"], "rate_limit.error_buffer: means nothing with sync"),
+        ([*SYNC, "sync.fragment_steps=65"], "sync.fragment_steps: 65 is above quota_steps 64"),
+        ([*SYNC, "sync.quorum=0.5"], "sync.quorum: 0.5 means nothing while deadline_s is null"),
+        ([*SYNC, "sync.deadline_s=5"], "sync.deadline_s: means nothing while quorum is 1"),
+        ([*SYNC, "replay.capacity=4000"], "a round could overwrite itself"),
+        ([*SYNC, "staleness.hard=0"], "staleness.hard: 0 is below sync.deterministic_lag 1"),
+        ([*SYNC, "staleness.target=2"], "staleness.target: means nothing with sync"),
+        ([*SYNC, "actors.max_actors=1"], "sync.actors: 2 is above actors.max_actors 1"),
+        ([*SYNC, "actors.on_full=drop_oldest"], "actors.on_full: drop_oldest cannot work with sync"),
         (["redis.broker_url=http://x"], "must begin with one of redis://"),
         (["redis.stream_bytes=900000000"], "is above 55% of redis.data_memory_mb"),
         (["redis.stream_bytes=1000000", "redis.window_bytes=1000001"], "would let a single actor fill the server"),
@@ -229,6 +243,7 @@ def test_settings_that_cannot_work_together_are_refused_with_the_reason(
     "overrides",
     [
         ["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=192"],
+        [*SYNC, "sync.deadline_s=5", "sync.quorum=0.5", "sync.deterministic_lag=0", "replay.capacity=4096"],
         ["replay.capacity=2000"],
         ["staleness.target=3", "staleness.hard=3"],
         ["redis.data_url=redis://h", "redis.stream_bytes=900000000"],

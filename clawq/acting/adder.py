@@ -8,8 +8,8 @@
             if broken is not None: adder.restarted(env.restart(broken))
         fragment = adder.close()
 
-A fragment ends by time or by size, whichever comes first. Observations are stored once: T+1 rows, and the true last
-observation where an episode ended.
+A fragment ends by time or by size, whichever comes first, or by a number of steps where one is given. Observations are
+stored once: T+1 rows, and the true last observation where an episode ended.
 
 An env that goes non-finite is no experience from its episode's start: its rows in this fragment become invalid, rows
 that went out earlier are named in the fragment's `voided`, and the env must be restarted. No non-finite number ever
@@ -95,20 +95,22 @@ class Adder:
         self._episodes = _OpenEpisodes(self._n)
         self._episodes.start(np.ones(self._n, np.bool_), self._index + 1, 0)
 
-    def open(self, version: int, now_s: float) -> None:
-        """Begin a fragment under that weights version."""
+    def open(self, version: int, now_s: float, most_steps: int | None = None) -> None:
+        """Begin a fragment under that weights version, of at most T = `most_steps`."""
         self._index += 1
-        self._rows = _Rows(self._spec, self._n, self._capacity, self._last_obs, version)
+        capacity = self._capacity if most_steps is None else min(self._capacity, most_steps)
+        self._rows = _Rows(self._spec, self._n, capacity, self._last_obs, version)
         self._deadline_s = now_s + self._limits.seconds
 
     def full(self, now_s: float) -> bool:
         """True when the open fragment must end here."""
         rows = self._open_rows()
-        return rows.t >= self._capacity or (rows.t > 0 and now_s >= self._deadline_s)
+        return rows.t >= rows.capacity or (rows.t > 0 and now_s >= self._deadline_s)
 
     def ends_with_next(self, now_s: float, step_s: float) -> bool:
         """True when a step that takes `step_s` is expected to be the last one of the open fragment."""
-        return self._open_rows().t + 1 >= self._capacity or now_s + step_s >= self._deadline_s
+        rows = self._open_rows()
+        return rows.t + 1 >= rows.capacity or now_s + step_s >= self._deadline_s
 
     def add(self, action: FloatArray, extras: Obs, result: StepResult) -> BoolArray | None:
         """Add one step of all envs.
@@ -230,7 +232,7 @@ class _Rows:
 
     def __init__(self, spec: EnvSpec, n: int, capacity: int, obs: Obs, version: int) -> None:
         self.t = 0
-        self.version = version
+        self.capacity, self.version = capacity, version
         self.obs = {k: np.empty((capacity + 1, n, *a.shape), a.dtype) for k, a in spec.obs.items()}
         self.replace_last(obs)
         self.action = np.empty((capacity, n, spec.action.size), np.float32)

@@ -2,8 +2,9 @@
 
 It steps the envs as fast as they go, cuts the steps into fragments, and between fragments takes over newer weights. It
 waits only where it must: without a control record or weights; while the learner has more unread than its window, since
-acting on would only make experience old; and (under `on_full: block`) for room in the outbox. It touches no network.
-Env state, policy and unfinished business live on from one `run` to the next.
+acting on would only make experience old; in rounds, once its quota is done, for the next version; and (under `on_full:
+block`) for room in the outbox. It touches no network. Env state, policy and unfinished business live on from one `run`
+to the next; in rounds the open fragment too.
 """
 
 import time
@@ -15,6 +16,7 @@ from typing import Literal
 from clawq.acting.actor import Actor
 from clawq.acting.adder import Adder, finite_rows
 from clawq.acting.outbox import Outbox
+from clawq.acting.quota import Endless, Share
 from clawq.acting.sender import Sender
 from clawq.core import VectorEnv
 from clawq.errors import ActorFailed
@@ -49,6 +51,7 @@ class RolloutLoop:
         sender: what empties the outbox, and knows control record and weights.
         progress: called after every piece of real progress with its phase and the env steps of this run.
         policy_ready: False while trained weights could not be used yet (torch is still being imported).
+        share: how much is collected under one weights version.
     """
 
     def __init__(
@@ -60,9 +63,10 @@ class RolloutLoop:
         sender: Sender,
         progress: Callable[[Phase, int], None] = lambda phase, env_steps: None,
         policy_ready: Callable[[], bool] = lambda: True,
+        share: Share | None = None,
     ) -> None:
         self._env, self._actor, self._adder = env, actor, adder
-        self._outbox, self._sender = outbox, sender
+        self._outbox, self._sender, self._share = outbox, sender, share or Endless()
         self._progress, self._policy_ready = progress, policy_ready
         self._attempts = 0
 
@@ -77,21 +81,28 @@ class RolloutLoop:
         report = Report()
         before = Counter(self._outbox.dropped)
         while not (reason := ended() or self._over()):
-            if not self._may_act():
+            if not self._adder.steps and not self._may_act():
                 self._wait("wait", report)
                 continue
-            fragment = self._collect(ended, report)
-            if not self._put(fragment, report):
-                report.dropped["abandoned"] += fragment.meta.steps * fragment.meta.envs
+            if self._collect(ended, report):
+                self._hand_over(report)
         report.reason = reason
         report.dropped += Counter(self._outbox.dropped) - before
         return report
 
-    def _collect(self, ended: Callable[[], str | None], report: Report) -> Fragment:
-        """Step the envs until the fragment is full."""
+    def flush(self, report: Report) -> bool:
+        """Send what an open fragment has, since this actor goes away; whether there was one."""
+        if not self._adder.steps:
+            return False
+        self._hand_over(report)
+        return True
+
+    def _collect(self, ended: Callable[[], str | None], report: Report) -> bool:
+        """Step the envs until the fragment ends; False if only the lease did, and the fragment stays open."""
         adder, env, to_env = self._adder, self._env, self._env.spec.action.to_env
         before_s, looking = time.monotonic(), False
-        adder.open(self._actor.version, before_s)
+        if not adder.steps:
+            adder.open(self._actor.version, before_s, self._share.room(self._actor.version))
         while True:
             action, extras = self._actor.act(self._obs)
             result = env.step(to_env(action))
@@ -100,11 +111,14 @@ class RolloutLoop:
             report.env_steps += env.num_envs
             self._progress("step", report.env_steps)
             now_s = time.monotonic()
-            if adder.full(now_s) or ended():
-                fragment = adder.close()
-                report.fragments += 1
-                report.episodes += len(fragment.meta.episodes)
-                return fragment
+            if adder.full(now_s):
+                return True
+            if self._share.outlives_leases:
+                # It is ended by steps, which may take long: the stop flag is heeded in its midst.
+                if ended() or self._over():
+                    return False
+            elif ended():
+                return True
             if not looking and adder.ends_with_next(now_s, now_s - before_s):
                 # Weights can only be taken over between fragments: look for them now, beside the last step.
                 self._sender.look()
@@ -120,6 +134,15 @@ class RolloutLoop:
                 self._adder.restarted(obs)
                 return obs
         raise ActorFailed(f"env {int(broken.argmax())} shows non-finite observations right after {RESTARTS} restarts")
+
+    def _hand_over(self, report: Report) -> None:
+        """Close the open fragment and hand it over."""
+        fragment = self._adder.close()
+        self._share.collected(fragment.meta.weights_version, fragment.meta.steps)
+        report.fragments += 1
+        report.episodes += len(fragment.meta.episodes)
+        if not self._put(fragment, report):
+            report.dropped["abandoned"] += fragment.meta.steps * fragment.meta.envs
 
     def _put(self, fragment: Fragment, report: Report) -> bool:
         """Hand the fragment over; waits for room for as long as the sender lives."""
@@ -137,7 +160,10 @@ class RolloutLoop:
             return False
         if weights.version > self._actor.version and (weights.updates == 0 or self._policy_ready()):
             self._actor.adopt(weights)
-        return self._actor.version > 0
+        waiting = self._share.room(self._actor.version) == 0
+        # Who waits for the next version looks for it often.
+        self._sender.hurry(waiting)
+        return self._actor.version > 0 and not waiting
 
     def _over(self) -> str | None:
         view = self._sender.view

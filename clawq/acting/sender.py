@@ -48,7 +48,8 @@ class Pauses:
 
     Attributes:
         poll_s: between looks at the control record while there is nothing to send.
-        eager_s: the same while there are no weights yet, and while the learner has too much unread.
+        eager_s: the same while there are no weights yet, while the learner has too much unread, and while the env loop
+            waits for newer weights.
         first_s: the first pause when Redis is away; it doubles up to
         longest_s: the longest one.
     """
@@ -88,7 +89,7 @@ class Sender:
         self._idle = threading.Event()
         self._changed = threading.Event()
         self._view = View()
-        self._away = False
+        self._away = self._hurried = False
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     @property
@@ -108,6 +109,12 @@ class Sender:
     def look(self) -> None:
         """Look for control record and weights now, instead of at the next regular time."""
         self._outbox.interrupt()
+
+    def hurry(self, on: bool) -> None:
+        """Look often from now on, since the env loop waits for newer weights; or not any more."""
+        if on and not self._hurried:
+            self._outbox.interrupt()
+        self._hurried = on
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything in the outbox was sent; False if that took too long or cannot happen any more."""
@@ -145,7 +152,7 @@ class Sender:
 
     def _pause(self) -> float:
         known = self._view
-        settled = known.control is not None and known.weights is not None and not known.paced
+        settled = known.control is not None and known.weights is not None and not (known.paced or self._hurried)
         return self._pauses.poll_s if settled else self._pauses.eager_s
 
     def _deliver(self, parcel: Parcel) -> None:

@@ -4,7 +4,9 @@ It is built for the first lease and lives on between leases; `close` gives the s
 fastest to what takes longest: configuration, the slot's claim, the envs. The policy comes last, in the background.
 """
 
+import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +16,21 @@ from clawq.acting.adder import Adder, Limits, Origin
 from clawq.acting.exploration import NoiseLadder
 from clawq.acting.loop import Phase, Report, RolloutLoop
 from clawq.acting.outbox import Outbox
+from clawq.acting.quota import Endless, Quota, Share
 from clawq.acting.seeds import actor_seed, env_seeds, noise_generator
-from clawq.acting.sender import Sender
+from clawq.acting.sender import Pauses, Sender
 from clawq.config import RunConfig
 from clawq.core import VectorEnv
-from clawq.errors import ClaimHeld, SpecMismatch, StoreFull, StoreUnavailable
+from clawq.errors import ClaimHeld, NoSeat, SpecMismatch, StoreFull, StoreUnavailable
 from clawq.plugins import load
 from clawq.programs.parent import LeaseOrder
 from clawq.programs.policy_loader import PolicyLoader
 from clawq.specs import EnvSpec
 from clawq.transport.client import connect
 from clawq.transport.codec import encode
+from clawq.transport.control import ControlRecord
 from clawq.transport.keys import RunKeys
+from clawq.transport.seats import open_seat
 from clawq.transport.stream import StreamWriter
 from clawq.transport.weights import WeightsReader
 
@@ -37,6 +42,10 @@ CLAIM_TTL_S = 8.0
 CLAIM_PATIENCE_S = CLAIM_TTL_S + 4.0
 #: Pause between two tries for a claim.
 CLAIM_RETRY_S = 0.25
+#: In rounds every actor waits for the next version at once: it looks this often, seconds.
+ROUND_LOOK_S = 0.02
+#: How long an actor that goes away may need to send what it was collecting, seconds.
+FLUSH_S = 1.0
 
 Progress = Callable[[Phase, int], None]
 
@@ -47,28 +56,39 @@ class ActingSession:
     Args:
         order: the lease for which it is built.
         progress: called after every piece of real progress.
+        ended: whether the lease shall end early (asked while it waits for a seat).
 
     Raises:
         ClaimHeld: another actor has the slot and keeps it.
+        NoSeat: the run goes by rounds, and all its seats were taken for as long as the lease lasts.
         SpecMismatch: this machine's environment is not the one that the learner knows.
         UserError: the environment or the algorithm cannot be made here.
     """
 
-    def __init__(self, order: LeaseOrder, progress: Progress) -> None:
+    def __init__(self, order: LeaseOrder, progress: Progress, ended: Callable[[], bool] = lambda: False) -> None:
         self.place = order.place
         config = RunConfig.model_validate(order.run["config"])
         spec = EnvSpec.from_json(order.run["spec"])
         client, keys = connect(order.data_url), RunKeys(str(order.run["tag"]))
-        epochs = [0]
+        epochs, slot = [0], order.slot
 
         def open_slot() -> StreamWriter:
-            writer = StreamWriter.open(client, keys, order.slot, order.worker, CLAIM_TTL_S, after_epoch=epochs[-1])
+            writer = StreamWriter.open(client, keys, slot, order.worker, CLAIM_TTL_S, after_epoch=epochs[-1])
             epochs[0] = writer.epoch
             return writer
 
-        sink = _patiently(open_slot, progress)
+        sync = config.sync
+        if sync is None:
+            sink = _patiently(open_slot, progress)
+        else:
+            over = _lease_over(order, ControlRecord(client, keys), ended)
+            sink = _seated(
+                lambda: open_seat(client, keys, sync.seats, order.worker, CLAIM_TTL_S), over, progress, sync.actors
+            )
+            slot, epochs[0] = sink.slot, sink.epoch
         outbox = Outbox(config.actors.outbox_fragments, config.actors.on_full)
-        self._sender = Sender(outbox, sink, open_slot, encode, WeightsReader(client, keys))
+        pauses = Pauses() if sync is None else Pauses(eager_s=ROUND_LOOK_S)
+        self._sender = Sender(outbox, sink, open_slot, encode, WeightsReader(client, keys), pauses)
         self._sender.start()
         try:
             self._env = make_env(config, spec, config.environment.num_envs)
@@ -76,14 +96,16 @@ class ActingSession:
             self._sender.close()
             raise
         progress("start", 0)
-        seed = actor_seed(config.seed, order.slot, sink.incarnation and sink.epoch)
+        seed = actor_seed(config.seed, slot, sink.incarnation and sink.epoch)
         self._loader = PolicyLoader(config, spec)
         actor = Actor(_noise(config, self._env, seed), self._loader.get)
-        origin = Origin(str(order.run["tag"]), order.worker, order.slot, seed)
-        limits = Limits(config.actors.fragment_s, config.actors.fragment_bytes)
-        adder = Adder(spec, self._env.num_envs, origin, limits)
+        origin = Origin(str(order.run["tag"]), order.worker, slot, seed)
+        seconds = config.actors.fragment_s if sync is None else math.inf
+        adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))
         self._progress = progress
-        self._loop = RolloutLoop(self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready)
+        self._loop = RolloutLoop(
+            self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready, _share(config)
+        )
         try:
             self._loop.reset(env_seeds(seed, self._env.num_envs))
         except BaseException:
@@ -100,14 +122,21 @@ class ActingSession:
                 return "ended"
             return "lease_over" if time.monotonic() >= deadline_s else None
 
-        return self._loop.run(reason)
+        report = self._loop.run(reason)
+        if report.reason == "ended":
+            # The worker ends, and this actor with it.
+            self._loop.flush(report)
+        return report
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything was sent."""
         return self._sender.drain(timeout_s)
 
     def close(self) -> None:
-        """Give the slot back and close the envs."""
+        """Give the slot back and close the envs; what the open fragment has is sent first, while the run goes on."""
+        control = self._sender.view.control
+        if control is not None and not control.stop and self._loop.flush(Report()):
+            self._sender.drain(FLUSH_S)
         self._sender.close()
         self._env.close()
 
@@ -139,6 +168,12 @@ def check_spec(env: VectorEnv, spec: EnvSpec) -> None:
         raise SpecMismatch(f"environment {spec.name} on this machine: {leaf}", str(theirs[leaf]), str(ours[leaf]))
 
 
+def _share(config: RunConfig) -> Share:
+    """How much an actor collects under one weights version."""
+    sync = config.sync
+    return Endless() if sync is None else Quota(sync.quota_steps, sync.fragment_steps or sync.quota_steps)
+
+
 def _noise(config: RunConfig, env: VectorEnv, seed: int) -> NoiseLadder:
     exploration = config.exploration
     shape = (env.num_envs, env.spec.action.size)
@@ -162,3 +197,32 @@ def _patiently(open_slot: Callable[[], Any], progress: Progress) -> Any:
             log.warning("%s; waiting for it", error)
         progress("wait", 0)
         time.sleep(CLAIM_RETRY_S)
+
+
+def _lease_over(order: LeaseOrder, control: ControlRecord, ended: Callable[[], bool]) -> Callable[[], bool]:
+    """A function that says whether the lease is over, or its run."""
+    deadline_s = time.monotonic() + order.seconds
+
+    def over() -> bool:
+        known = control.read()
+        return ended() or time.monotonic() >= deadline_s or (known is not None and known.stop)
+
+    return over
+
+
+def _seated(
+    open_first: Callable[[], StreamWriter], over: Callable[[], bool], progress: Progress, seats: int
+) -> StreamWriter:
+    """Take a free seat, or stand by until one is free; NoSeat when the lease is over."""
+    while True:
+        try:
+            return open_first()
+        except ClaimHeld:
+            log.debug("no seat is free")
+        except (StoreUnavailable, StoreFull) as error:
+            log.warning("%s; waiting for it", error)
+        progress("wait", 0)
+        time.sleep(CLAIM_RETRY_S)
+        with contextlib.suppress(StoreUnavailable, StoreFull):
+            if over():
+                raise NoSeat(f"the {seats} seats of the run are taken (sync.actors)")

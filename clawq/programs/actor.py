@@ -84,8 +84,14 @@ class Serving:
         return 0
 
     def _serve(self, order: LeaseOrder) -> Mapping[str, Any]:
+        from clawq.errors import NoSeat
+
         started_s = time.monotonic()
-        session = self._session_for(order)
+        try:
+            session = self._session_for(order)
+        except NoSeat as error:
+            log.debug("%s", error)
+            return {"reason": "no_seat", "seconds": round(time.monotonic() - started_s, 3)}
         report = session.run(order.seconds, self._parent.end.is_set)
         if report.reason == "ended" or report.reason in FINAL:
             session.drain(DRAIN_S)
@@ -101,7 +107,7 @@ class Serving:
             from clawq.programs.acting import ActingSession
 
             self._parent.progress("start", 0)
-            self._session = ActingSession(order, self._parent.progress)
+            self._session = ActingSession(order, self._parent.progress, self._parent.end.is_set)
         return self._session
 
     def _close(self) -> None:
