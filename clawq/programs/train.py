@@ -22,7 +22,7 @@ from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
-from clawq.replay.rate_limiter import Patience
+from clawq.replay.rate_limiter import Patience, Side
 from clawq.transport.control import Event
 from clawq.types import Metrics
 
@@ -84,6 +84,7 @@ class Trainer:
         self._stop = stop
         while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.intake.env_steps):
             committed = parts.intake.commit(COMMITS_PER_UPDATE, self.version)
+            self._watch_inserts(committed)
             if committed:
                 self._committed_s = time.monotonic()
                 parts.budget.start(self._committed_s)
@@ -117,9 +118,10 @@ class Trainer:
             self._complain_when_lonely(time.monotonic())
         elif parts.limiter.filling:
             self.stage = "filling the ring"
+            self._complain_when_stuck("sample")
         elif time.monotonic() - self._committed_s > STARVED_S:
             self.stage = "waiting for experience"
-            self._complain_when_stuck()
+            self._complain_when_stuck("sample")
             self._complain_when_lonely(time.monotonic())
         parts.intake.wait(IDLE_WAIT_S)
 
@@ -133,12 +135,24 @@ class Trainer:
                 LONELY_INTERVAL_S,
             )
 
-    def _complain_when_stuck(self) -> None:
-        """Workers may come and go, so a long wait is no error here; it is told."""
+    def _watch_inserts(self, committed: int) -> None:
+        """Follow whether inserting moves, or waits for samples."""
+        if committed or not self.parts.intake.blocked:
+            self._patience.moved("insert")
+        else:
+            self._complain_when_stuck("insert")
+        if committed and self.parts.limiter.filling:
+            self._patience.moved("sample")
+
+    def _complain_when_stuck(self, side: Side) -> None:
+        """Workers may come and go, and updates may be slow, so a long wait does not end the run; it is told."""
         try:
-            self._patience.blocked("sample")
+            self._patience.blocked(side)
         except RateLimitTimeout as error:
             self.notices.tell(str(error))
+            low, high = error.bounds
+            facts = {"side": side, "error": error.error, "low": low, "high": high, "waited_s": error.waited_s}
+            self.parts.link.notify("rate_limit_timeout", **facts)
 
     def _now_and_then(self, now_s: float) -> None:
         learner = self.parts.config.learner

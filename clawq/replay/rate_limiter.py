@@ -38,9 +38,7 @@ class Unlimited:
     """
 
     def __init__(self, min_size_to_sample: int) -> None:
-        if min_size_to_sample < 1:
-            raise ConfigError("rate_limit", [f"min_size_to_sample: {min_size_to_sample}; must be at least 1"])
-        self._min_size = min_size_to_sample
+        self._min_size = _least_size(min_size_to_sample)
         self.inserts = self.samples = 0
         #: Inserts that call for no samples, since they fill the ring; and how many of those are still to come.
         self._exempt = self._to_fill = min_size_to_sample
@@ -85,6 +83,16 @@ class Unlimited:
         missing = max(0, self._min_size - size)
         self._exempt += missing - self._to_fill
         self._to_fill = missing
+
+    def retune(
+        self, samples_per_insert: float | None, min_size_to_sample: int, error_buffer: float | None, size: int
+    ) -> None:
+        """Take other settings while the ring holds `size` env steps; meanings and refusals are those of the class.
+
+        If the ring holds less than the new `min_size_to_sample`, it is filled up to it first.
+        """
+        self._min_size = _least_size(min_size_to_sample)
+        self.rebase(size)
 
     def state_dict(self) -> dict[str, int]:
         """The counters."""
@@ -133,18 +141,23 @@ class RateLimiter(Unlimited):
         largest_insert: int,
     ) -> None:
         super().__init__(min_size_to_sample)
+        self._batch_size, self._largest = batch_size, largest_insert
+        self._set(samples_per_insert, min_size_to_sample, error_buffer)
+        #: Samples that are paid for: nothing of them is weighed against inserts.
+        self._forgiven = 0
+
+    def _set(self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | None) -> None:
+        """Take ratio and buffer; ConfigError, and nothing is changed, if they cannot work."""
+        batch_size, largest = self._batch_size, self._largest
         if error_buffer is None:
-            error_buffer = default_error_buffer(samples_per_insert, min_size_to_sample, batch_size, largest_insert)
-        refused = refusal(samples_per_insert, error_buffer, batch_size, largest_insert)
+            error_buffer = default_error_buffer(samples_per_insert, min_size_to_sample, batch_size, largest)
+        refused = refusal(samples_per_insert, error_buffer, batch_size, largest)
         if refused:
             raise ConfigError("rate_limit", [refused])
         ratio, buffer = Fraction(repr(float(samples_per_insert))), Fraction(repr(float(error_buffer)))
-        self._largest = largest_insert
         # Everything is counted in 1/unit transitions: whole numbers, so no rounding ever adds up.
         self._unit = math.lcm(ratio.denominator, buffer.denominator)
         self._ratio, self._buffer = int(ratio * self._unit), int(buffer * self._unit)
-        #: Samples that are paid for: nothing of them is weighed against inserts.
-        self._forgiven = 0
 
     @property
     def error(self) -> float:
@@ -170,6 +183,24 @@ class RateLimiter(Unlimited):
         """Distance of the error from the centre, in 1/unit transitions."""
         return (self.inserts - self._exempt) * self._ratio - (self.samples - self._forgiven) * self._unit
 
+    def retune(
+        self, samples_per_insert: float | None, min_size_to_sample: int, error_buffer: float | None, size: int
+    ) -> None:
+        """As its base. Under another ratio, or outside of a smaller buffer, both sides begin balanced: no burst.
+
+        Raises ConfigError, and nothing is changed, if the settings cannot work.
+        """
+        if samples_per_insert is None:
+            raise ConfigError("rate_limit", ["samples_per_insert: a limit cannot be taken away while the learner runs"])
+        before = Fraction(self._ratio, self._unit)
+        self._set(samples_per_insert, _least_size(min_size_to_sample), error_buffer)
+        super().retune(samples_per_insert, min_size_to_sample, error_buffer, size)
+        if Fraction(self._ratio, self._unit) != before or abs(self._drift) > self._buffer:
+            self._begin_balanced()
+
+    def _begin_balanced(self) -> None:
+        self._exempt, self._forgiven = self.inserts + self._to_fill, self.samples
+
     def state_dict(self) -> dict[str, int]:
         """The counters, and the ratio that they were made under."""
         ratio = Fraction(self._ratio, self._unit)
@@ -183,7 +214,7 @@ class RateLimiter(Unlimited):
         if same:
             self._forgiven = state["forgiven"]
         else:
-            self._exempt, self._forgiven = self.inserts + self._to_fill, self.samples
+            self._begin_balanced()
 
     def check_valid(self) -> tuple[bool, str]:
         """Do the counters agree, and can one side move? (True, "") or (False, what is wrong)."""
@@ -191,6 +222,12 @@ class RateLimiter(Unlimited):
         if ok and not self.can_insert(self._largest) and not self.can_sample(1):
             return False, f"both sides are blocked: error {self.error}, bounds {self.bounds}"
         return ok, why
+
+
+def _least_size(min_size_to_sample: int) -> int:
+    if min_size_to_sample < 1:
+        raise ConfigError("rate_limit", [f"min_size_to_sample: {min_size_to_sample}; must be at least 1"])
+    return min_size_to_sample
 
 
 def make_limiter(

@@ -349,6 +349,42 @@ def test_priorities_are_the_td_errors_of_the_newest_update_and_a_resumed_learner
     desk.train(second, entries=9, updates=trainer.parts.updater.updates + 1)
 
 
+def test_C30_either_side_that_is_blocked_for_too_long_is_named_with_error_and_bounds(desk: Desk) -> None:
+    config = desk.session.run.config
+    limit = config.rate_limit.model_copy(update={"timeout_s": 0.05})
+    desk.session.run = replace(desk.session.run, config=config.model_copy(update={"rate_limit": limit}))
+    trainer = desk.trainer()
+    told: list[tuple[str, dict[str, Any]]] = []
+    link: Any = trainer.parts.link
+    link.notify = lambda kind, **facts: told.append((kind, facts))
+
+    def named(side: str) -> list[dict[str, Any]]:
+        return [facts for kind, facts in told if kind == "rate_limit_timeout" and facts["side"] == side]
+
+    # Given a first fragment that does not fill the ring, and no other
+    slot = desk.slot("a", 1)
+    slot.send(1)
+    trainer.train(Until(lambda: bool(named("sample"))))
+    assert named("insert") == []
+    assert "sample was blocked for" in trainer.notices.recent
+    # And updates that take so long that fragments wait for them
+    slot.send(40)
+    algorithm: Any = trainer.parts.updater.algorithm
+    step = algorithm.step
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.04)
+        return step(*arguments)
+
+    algorithm.step = slowly
+    trainer.train(Until(lambda: bool(named("insert"))))
+    facts, (low, high) = named("insert")[0], trainer.parts.limiter.bounds
+    assert (facts["low"], facts["high"]) == (low, high)
+    # The next fragment would take it past its upper bound.
+    assert high - STEPS * ENVS * 2 < facts["error"] <= high
+    assert facts["waited_s"] >= 0.05
+
+
 def test_priorities_without_td_errors_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Td3, "td_error", None)
     desk.configure(sampler="prioritized")

@@ -1,5 +1,6 @@
 """The rate limiter: exact, never both sides blocked, and impossible settings refused with the reason."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -267,3 +268,116 @@ def test_progress_ends_a_wait_of_that_side_only() -> None:
     assert patience.blocked("sample") == 0
     with pytest.raises(RateLimitTimeout, match="insert"):
         patience.blocked("insert")
+
+
+@st.composite
+def rhythms(draw: st.DrawFn, most: int) -> list[tuple[float, int]]:
+    """How one side wants to move: the pause before each lump, and its size; some stretches are much faster."""
+    speed = st.sampled_from([0.001, 0.1, 1.0, 50.0])
+    return [(draw(speed), draw(st.integers(1, most))) for _ in range(draw(st.integers(5, 30)))]
+
+
+@given(limiters(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_with_any_speeds_and_lumps_of_both_sides_the_error_stays_within_the_buffer_and_both_sides_go_on(
+    made: tuple[RateLimiter, float, int, int, int, float], data: st.DataObject
+) -> None:
+    limiter, ratio, batch, largest, least_size, buffer = made
+    wishes = {"insert": data.draw(rhythms(largest)), "sample": data.draw(rhythms(batch))}
+    cans = {"insert": limiter.can_insert, "sample": limiter.can_sample}
+    moves = {"insert": limiter.inserted, "sample": limiter.sampled}
+    due_s, turn = {side: wish[0][0] for side, wish in wishes.items()}, dict.fromkeys(wishes, 0)
+    after_filling = {"insert": 0, "sample": 0}
+    now_s, stuck = 0.0, 0
+    for _ in range(2 * (least_size + 200)):
+        # Whoever is due first tries; who is refused tries again when the other side has moved.
+        side = min(due_s, key=lambda one: (due_s[one], one))
+        now_s = max(now_s, due_s[side])
+        pause_s, lump = wishes[side][turn[side] % len(wishes[side])]
+        if cans[side](lump):
+            moves[side](lump)
+            turn[side] += 1
+            stuck = 0
+            after_filling[side] += not limiter.filling
+            due_s[side] = now_s + pause_s
+            other = "sample" if side == "insert" else "insert"
+            due_s[other] = max(due_s[other] if due_s[other] < math.inf else now_s, now_s)
+        else:
+            stuck += 1
+            due_s[side] = math.inf
+        assert stuck < 2, f"both sides are blocked: error {limiter.error}, bounds {limiter.bounds}"
+        assert_valid(limiter)
+        if not limiter.filling:
+            low, high = limiter.bounds
+            # What fills the ring may end with a lump that goes past the least size, by less than the lump.
+            assert abs(limiter.error - (low + high) / 2) <= buffer * (1 + 1e-12)
+        if min(after_filling.values()) > 30:
+            break
+    # Progress: neither side could run away from the other for long.
+    room = 2 * buffer
+    assert limiter.filling or abs((limiter.inserts - least_size) * ratio - limiter.samples) <= room
+
+
+@given(limiters(), st.lists(st.tuples(st.booleans(), st.floats(0.01, 64), st.integers(1, 500)), max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_settings_changed_live_cause_no_burst_and_never_block_both_sides(
+    made: tuple[RateLimiter, float, int, int, int, float], changes: list[tuple[bool, float, int]]
+) -> None:
+    limiter, _, batch, largest, _, _ = made
+    for inserting, ratio, least_size in changes:
+        before = limiter.inserts, limiter.samples
+        limiter.retune(ratio, least_size, None, limiter.inserts)
+        assert_valid(limiter)
+        assert (limiter.inserts, limiter.samples) == before
+        assert limiter.filling == (limiter.inserts < least_size)
+        if not limiter.filling:
+            # Balanced: what may be sampled without a further insert is the buffer, not what another ratio owes.
+            low, high = limiter.bounds
+            assert abs(limiter.error - (low + high) / 2) <= (high - low) / 2 * (1 + 1e-12)
+        for _ in range(20):
+            can_insert, can_sample = limiter.can_insert(largest), limiter.can_sample(batch)
+            assert can_insert or can_sample
+            if can_insert and (inserting or not can_sample):
+                limiter.inserted(largest)
+            else:
+                limiter.sampled(batch)
+            assert_valid(limiter)
+
+
+def test_another_ratio_taken_live_owes_nothing_for_the_past() -> None:
+    limiter = warmed(2.0)
+    inserts = limiter.inserts
+    limiter.retune(64.0, 100, 4096, inserts)
+    assert limiter.error == sum(limiter.bounds) / 2
+    burst = 0
+    while limiter.can_sample(16):
+        limiter.sampled(16)
+        burst += 16
+    assert burst == 4096
+    assert_valid(limiter)
+
+
+def test_a_larger_buffer_keeps_the_error_and_a_smaller_one_that_it_does_not_fit_begins_balanced() -> None:
+    limiter = warmed(1.0)
+    while limiter.can_insert(16):
+        limiter.inserted(16)
+    drift = limiter.error - sum(limiter.bounds) / 2
+    limiter.retune(1.0, 100, 128, limiter.inserts)
+    assert limiter.error - sum(limiter.bounds) / 2 == drift > 32
+    limiter.retune(1.0, 100, 32, limiter.inserts)
+    assert limiter.error == sum(limiter.bounds) / 2
+    assert_valid(limiter)
+
+
+@pytest.mark.parametrize(
+    ("settings_wanted", "reason"),
+    [((None, 100, None), "cannot be taken away"), ((8.0, 100, 10.0), "for ever"), ((8.0, 0, None), "at least 1")],
+)
+def test_C30_impossible_settings_are_refused_live_too_and_change_nothing(
+    settings_wanted: tuple[float | None, int, float | None], reason: str
+) -> None:
+    limiter = warmed(2.0)
+    before = limiter.state_dict(), limiter.bounds
+    with pytest.raises(ConfigError, match=reason):
+        limiter.retune(*settings_wanted, limiter.inserts)
+    assert (limiter.state_dict(), limiter.bounds) == before
