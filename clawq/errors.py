@@ -20,6 +20,10 @@ people: what was wrong, where, what is allowed, what to do.
         ClaimHeld                 somebody else holds it (a second learner, a taken slot)
         WeightsGone               that version is no longer kept: read the head again
         WeightsCorrupt            digest or layout is wrong
+      LogGone                     the log no longer holds what was asked for (a mistake of the user: also a UserError)
+      ArchiveError                the archive on disk
+        ArchiveUnfit              of another run or format
+        ArchiveDamaged            a record or a header is not what was written
       CodecError                  UnsupportedWireVersion · CorruptFragment
       RateLimitTimeout            which side was blocked, the error, the bounds
       LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten ·
@@ -147,6 +151,22 @@ class WeightsGone(TransportError):
 
 class WeightsCorrupt(TransportError):
     """Weights failed their digest or cannot be read."""
+
+
+class LogGone(UserError):
+    """The log does not hold (any more) what was asked for; the text says what it holds."""
+
+
+class ArchiveError(ClawqError):
+    """Something about the archive of the streams on disk."""
+
+
+class ArchiveUnfit(ArchiveError):
+    """An archive that cannot be used here: of another run, of another format, or being written by somebody else."""
+
+
+class ArchiveDamaged(ArchiveError):
+    """Bytes of the archive are not what was written; only what they held is lost."""
 
 
 class CodecError(ClawqError):

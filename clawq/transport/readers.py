@@ -52,6 +52,7 @@ class StreamReader:
         reader: name under which cursors are mirrored; `learner` is the required one.
         cursors: slot -> id of the last entry that needs not be read again (from a checkpoint).
         clock: monotonic seconds.
+        retain: remember what was read, for `trim`; a reader that never trims must not (it would grow for ever).
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class StreamReader:
         reader: str = LEARNER,
         cursors: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        retain: bool = True,
     ) -> None:
         self._client: Any = client
+        self._retain = retain
         self._keys, self._mirror, self._clock = keys, keys.cursors(reader), clock
         self._lock = threading.Lock()
         self._cursors = {slot: parse_id(entry_id) for slot, entry_id in (cursors or {}).items()}
@@ -134,7 +137,8 @@ class StreamReader:
         entries = [_entry(slot, entry_id, fields) for entry_id, fields in raw]
         for entry in entries:
             size = len(entry.payload)
-            self._retained.note(slot, (entry.epoch, entry.seq), size)
+            if self._retain:
+                self._retained.note(slot, (entry.epoch, entry.seq), size)
             self._largest_bytes = max(size, self._largest_bytes)
         if entries:
             self._cursors[slot] = (entries[-1].epoch, entries[-1].seq)

@@ -1,0 +1,349 @@
+"""The run's experience as one log: what the live streams hold and what the archive holds, read as one.
+
+`RunLog` reads whichever of the two is there. An entry that both hold is given once. Order: within a slot that of its
+stream; over slots by the time in the fragments' headers, the same whether an entry comes from Redis or from disk. So a
+replay, an export or a rebuilt ring is the same wherever the log is read from.
+
+The streams are read as they are at that moment and change while they are read (the learner trims); what went meanwhile
+is passed over. Damaged records of the archive are passed over too, unless the streams still have them; both are told
+through `losses`. Reading takes one payload of each slot at a time, whatever the log's size.
+"""
+
+import heapq
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from clawq.core import Entry
+from clawq.errors import ArchiveDamaged, CodecError, LogGone
+from clawq.transport.archive import Archive, Located, Place
+from clawq.transport.client import translated
+from clawq.transport.codec import peek_meta
+from clawq.transport.keys import NAME_PATTERN, RunKeys
+from clawq.transport.retained import EntryId
+from clawq.transport.stream import PAYLOAD_FIELD, parse_id
+
+log = logging.getLogger(__name__)
+
+#: Losses that are kept in words; further ones are only counted.
+LOSSES_TOLD = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One entry of the log.
+
+    Attributes:
+        slot, epoch, seq: which.
+        made_ms: when, by the clock of the actor's host; 0 where the header cannot be read.
+        size_bytes: of the payload.
+        steps: env steps T·N in it; 0 where the header cannot be read.
+        place: `streams` or `archive`.
+        read: gives the payload; raises ArchiveDamaged if it is not what was written.
+    """
+
+    slot: str
+    epoch: int
+    seq: int
+    made_ms: int
+    size_bytes: int
+    steps: int
+    place: str
+    read: Callable[[], bytes]
+
+    @property
+    def id(self) -> EntryId:
+        """(epoch, seq)."""
+        return self.epoch, self.seq
+
+    def entry(self) -> Entry:
+        """The entry with its payload."""
+        return Entry(self.slot, self.epoch, self.seq, self.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the log holds of one slot: its first and last id and time, and how much in each place."""
+
+    first: EntryId
+    last: EntryId
+    first_ms: int
+    last_ms: int
+    archived: int
+    streamed: int
+
+
+class RunLog:
+    """Reads a run's log.
+
+    Args:
+        streams: client of the data server and the run's keys, None if Redis is not there.
+        archive: the archive on disk, None if there is none.
+
+    Attributes:
+        losses: what could not be read, in words (at most LOSSES_TOLD).
+        lost: how many entries that were.
+    """
+
+    def __init__(self, streams: tuple[redis.Redis, RunKeys] | None, archive: Archive | None) -> None:
+        self._streams = _Streams(*streams) if streams is not None else None
+        self._archive = archive
+        self.losses: list[str] = []
+        self.lost = 0
+
+    # --- what is held -------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[str]:
+        """Slots that have entries."""
+        named = set(self._archive.slots() if self._archive else ())
+        return sorted(named | set(self._streams.slots() if self._streams else ()))
+
+    def held(self) -> dict[str, Held]:
+        """Slot -> what the log holds of it."""
+        held = {slot: self._held(slot) for slot in self.slots()}
+        return {slot: one for slot, one in held.items() if one is not None}
+
+    def _held(self, slot: str) -> Held | None:
+        summaries = [s.summary.slots[slot] for s in self._archived_segments() if slot in s.summary.slots]
+        edges = self._streams.edges(slot) if self._streams else None
+        first = [s.first for s in summaries] + ([edges.first.id] if edges else [])
+        last = [s.last for s in summaries] + ([edges.last.id] if edges else [])
+        if not first:
+            return None
+        times = [s.first_ms for s in summaries] + [s.last_ms for s in summaries]
+        times += [edges.first.made_ms, edges.last.made_ms] if edges else []
+        times = [at for at in times if at] or [0]
+        archived = sum(s.entries for s in summaries)
+        return Held(min(first), max(last), min(times), max(times), archived, edges.entries if edges else 0)
+
+    def _archived_segments(self) -> Iterable[Any]:
+        return self._archive.segments if self._archive else ()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def get(self, slot: str, epoch: int, seq: int) -> Entry:
+        """That entry.
+
+        Raises:
+            LogGone: neither place holds it; the text says what is held.
+            ArchiveDamaged: only the archive has it, and its record is damaged.
+        """
+        found = self.find(slot, epoch, seq)
+        if not found:
+            raise LogGone(f"the log does not hold fragment {slot} {epoch}-{seq}; {self.describe([slot])}")
+        try:
+            return found[0].entry()
+        except ArchiveDamaged:
+            if len(found) > 1:
+                return found[1].entry()
+            raise
+
+    def find(self, slot: str, epoch: int, seq: int) -> list[Found]:
+        """That entry in each place that holds it, the archive first."""
+        located = self._archive.find(slot, epoch, seq) if self._archive else None
+        streamed = self._streams.find(slot, (epoch, seq)) if self._streams else None
+        return ([self._archived(located)] if located else []) + ([streamed] if streamed else [])
+
+    def entries(
+        self,
+        slots: Iterable[str] | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        after: Mapping[str, str] | None = None,
+        upto: Mapping[str, str] | None = None,
+        newest_steps: int | None = None,
+    ) -> Iterator[Entry]:
+        """The entries in the order of the log; see `find_all` for the arguments. Damaged ones are passed over."""
+        for found in self.find_all(slots, since_ms, until_ms, after, upto, newest_steps):
+            entry = self.load(found)
+            if entry is not None:
+                yield entry
+
+    def find_all(
+        self,
+        slots: Iterable[str] | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        after: Mapping[str, str] | None = None,
+        upto: Mapping[str, str] | None = None,
+        newest_steps: int | None = None,
+    ) -> Iterator[Found]:
+        """The entries in the order of the log; payloads in the archive are not read yet.
+
+        Args:
+            slots: only these.
+            since_ms: only what was made at or after that time.
+            until_ms: only what was made before that time.
+            after: slot -> only ids above that one; slots that are not named are whole.
+            upto: slot -> only ids up to that one; slots that are not named are left out.
+            newest_steps: leave out whole segments of the archive that lie before the newest so many env steps (to
+                fill a ring that would not keep them).
+        """
+        chosen = self.slots() if slots is None else list(slots)
+        if upto is not None:
+            chosen = [slot for slot in chosen if slot in upto]
+        limits = [
+            (slot, parse_id(after[slot]) if after and slot in after else None, parse_id(upto[slot]) if upto else None)
+            for slot in chosen
+        ]
+        behind = self._archive.place_before_newest(newest_steps) if self._archive and newest_steps else (0, 0)
+        merged = heapq.merge(*(self._of_slot(*limit, behind) for limit in limits), key=_order)
+        for found in merged:
+            if (since_ms is None or found.made_ms >= since_ms) and (until_ms is None or found.made_ms < until_ms):
+                yield found
+
+    def load(self, found: Found) -> Entry | None:
+        """The entry with its payload; None, and told, if that cannot be read."""
+        try:
+            return found.entry()
+        except ArchiveDamaged as error:
+            streamed = self._streams.find(found.slot, found.id) if self._streams else None
+            if streamed is not None:
+                return streamed.entry()
+            self._lose(str(error))
+            return None
+
+    def _of_slot(self, slot: str, after: EntryId | None, upto: EntryId | None, behind: Place) -> Iterator[Found]:
+        """The archive's entries, then those that only the streams have."""
+        last = after
+        while True:
+            for located in self._archive.records(slot, after, upto, behind) if self._archive else ():
+                behind, last = located.place, (located.record.epoch, located.record.seq)
+                yield self._archived(located)
+            after = last
+            while (found := self._streams.next(slot, last, upto) if self._streams else None) is not None:
+                if self._went_to_archive(slot, last, found.id, behind):
+                    after = last
+                    break
+                last = found.id
+                yield found
+            else:
+                return
+
+    def _went_to_archive(self, slot: str, last: EntryId | None, next_id: EntryId, behind: Place) -> bool:
+        """Whether entries between these two ids left the streams while we read, and are in the archive by now."""
+        if self._archive is None or (last is not None and next_id == (last[0], last[1] + 1)):
+            return False
+        self._archive.refresh()
+        return any(self._archive.records(slot, last, (next_id[0], next_id[1] - 1), behind))
+
+    def _archived(self, located: Located) -> Found:
+        record, archive = located.record, self._archive
+        assert archive is not None
+        return Found(
+            record.slot, record.epoch, record.seq, record.made_ms, record.size, record.steps, "archive",
+            lambda: archive.read(located),
+        )  # fmt: skip
+
+    def _lose(self, text: str) -> None:
+        self.lost += 1
+        log.warning("%s; it is left out", text)
+        if len(self.losses) < LOSSES_TOLD:
+            self.losses.append(text)
+
+    # --- in words -----------------------------------------------------------------------------------------------
+
+    def describe(self, slots: Iterable[str] | None = None) -> str:
+        """What is held, in one sentence."""
+        held = self.held()
+        wanted = {slot: held[slot] for slot in slots if slot in held} if slots is not None else held
+        if not held:
+            return "the log holds nothing"
+        if not wanted:
+            return f"it holds slots {', '.join(sorted(held)[:8])}{' ...' if len(held) > 8 else ''}"
+        if len(wanted) == 1:
+            [(slot, one)] = wanted.items()
+            return f"of {slot} it holds {_text(one.first)} to {_text(one.last)} ({_span(one.first_ms, one.last_ms)})"
+        first, last = min(one.first_ms for one in wanted.values()), max(one.last_ms for one in wanted.values())
+        return f"it holds {len(wanted)} slots, {_span(first, last)}"
+
+    def require(self, since_ms: int | None, slots: Iterable[str] | None = None) -> None:
+        """LogGone unless the log reaches back to that time, and has those slots."""
+        held = self.held()
+        missing = [slot for slot in slots or () if slot not in held]
+        if missing or not held:
+            raise LogGone(f"the log holds nothing of {', '.join(missing) or 'this run'}; {self.describe()}")
+        begins = min(one.first_ms for one in held.values())
+        if since_ms is not None and since_ms < begins:
+            raise LogGone(f"the log does not reach back to {clock(since_ms)}; {self.describe()}")
+
+
+class _Streams:
+    """The live streams of a run, read entry by entry."""
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._keys = keys
+
+    def slots(self) -> list[str]:
+        with translated(self._client):
+            names = [name.decode(errors="replace") for name in self._client.hkeys(self._keys.slots)]
+        return sorted(name for name in names if NAME_PATTERN.fullmatch(name))
+
+    def next(self, slot: str, after: EntryId | None, upto: EntryId | None) -> Found | None:
+        """The first entry above `after`. One at a time: as many payloads are in memory as there are slots."""
+        start, end = "-" if after is None else f"({_text(after)}", "+" if upto is None else _text(upto)
+        raw = self._range(slot, start, end)
+        return _streamed(slot, *raw[0]) if raw else None
+
+    def find(self, slot: str, entry: EntryId) -> Found | None:
+        raw = self._range(slot, _text(entry), _text(entry))
+        return _streamed(slot, *raw[0]) if raw else None
+
+    def edges(self, slot: str) -> "_Edges | None":
+        """First, last and count; None if the stream is empty."""
+        with translated(self._client):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.xrange(self._keys.stream(slot), count=1)
+            pipe.xrevrange(self._keys.stream(slot), count=1)
+            pipe.xlen(self._keys.stream(slot))
+            first, last, length = pipe.execute()
+        if not first or not last:
+            return None
+        return _Edges(_streamed(slot, *first[0]), _streamed(slot, *last[0]), int(length))
+
+    def _range(self, slot: str, start: str, end: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        with translated(self._client):
+            raw: list[tuple[bytes, dict[bytes, bytes]]] = self._client.xrange(
+                self._keys.stream(slot), min=start, max=end, count=1
+            )
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    first: Found
+    last: Found
+    entries: int
+
+
+def _streamed(slot: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Found:
+    epoch, seq = parse_id(entry_id.decode())
+    payload = fields.get(PAYLOAD_FIELD, b"")
+    try:
+        meta = peek_meta(payload)
+        made_ms, steps = meta.created_ms, meta.steps * meta.envs
+    except CodecError:
+        made_ms = steps = 0
+    return Found(slot, epoch, seq, made_ms, len(payload), steps, "streams", lambda: payload)
+
+
+def _order(found: Found) -> tuple[int, int, int]:
+    return found.made_ms, found.epoch, found.seq
+
+
+def clock(at_ms: int) -> str:
+    """A time for people, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
+
+
+def _span(first_ms: int, last_ms: int) -> str:
+    return f"{clock(first_ms)} to {clock(last_ms)}"
+
+
+def _text(entry: EntryId) -> str:
+    return f"{entry[0]}-{entry[1]}"
