@@ -27,7 +27,7 @@ people: what was wrong, where, what is allowed, what to do.
       CodecError                  UnsupportedWireVersion · CorruptFragment
       RateLimitTimeout            which side was blocked, the error, the bounds
       LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten ·
-                                  ScheduleInvalid
+                                  ScheduleInvalid · ExperienceGone
       ActorFailed                 an actor or another exec'ed program ended badly
 """
 
@@ -261,6 +261,10 @@ class CheckpointNotWritten(LearnerError):
 
 class ScheduleInvalid(LearnerError):
     """A recorded schedule cannot be used: damaged, of another format, or it does not reach back so far."""
+
+
+class ExperienceGone(LearnerError):
+    """A fragment that a schedule names is kept nowhere any more."""
 
 
 class ActorFailed(ClawqError):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from clawq.core import Algorithm
+from clawq.programs.recorder import Recorder
 from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import STALE
 from clawq.replay.rate_limiter import Unlimited
@@ -28,6 +29,13 @@ LAGS_AVERAGED = 50
 class Intake:
     """Commits staged fragments.
 
+    Args:
+        consumer: gives them.
+        ring: where they go.
+        limiter: says when.
+        algorithm: shown each.
+        recorder: of the schedule.
+
     Attributes:
         env_steps: valid env steps committed over the whole run.
         fragments: fragments committed by this process.
@@ -35,7 +43,10 @@ class Intake:
         blocked: the limiter keeps staged fragments from being committed.
     """
 
-    def __init__(self, consumer: Consumer, ring: ReplayRing, limiter: Unlimited, algorithm: Algorithm) -> None:
+    def __init__(
+        self, consumer: Consumer, ring: ReplayRing, limiter: Unlimited, algorithm: Algorithm, recorder: Recorder
+    ) -> None:
+        self._recorder = recorder
         self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
         #: Taken from the consumer, with their valid env steps.
         self._pending: deque[tuple[Staged, int]] = deque()
@@ -70,30 +81,36 @@ class Intake:
                 break
             self._pending.popleft()
             self._lags.append(version - staged.fragment.meta.weights_version)
-            self._commit_one(staged, steps)
+            self._commit_one(staged, steps, version)
             done += 1
         return done
 
     def _take(self, most: int, timeout_s: float = 0.0) -> None:
         # Counted once: a fragment that the limiter holds back is asked about before every update.
         for staged in self._consumer.take(most, timeout_s):
-            self._pending.append((staged, int(np.count_nonzero(staged.fragment.valid))))
+            self._pending.append((staged, valid_steps(staged.fragment)))
 
-    def _commit_one(self, staged: Staged, steps: int) -> None:
-        fragment = staged.fragment
+    def _commit_one(self, staged: Staged, steps: int, version: int) -> None:
+        entry = staged.entry
+        self.insert(staged.fragment, steps)
+        self._consumer.commit(staged)
+        self._recorder.committed(entry.slot, entry.epoch, entry.seq, version, staged.inherited)
+        self.fragments += 1
+        self.payload_bytes += len(entry.payload)
+        self._episodes.extend((e.episode_return, e.length, e.success) for e in staged.fragment.meta.episodes)
+
+    def insert(self, fragment: Fragment, steps: int) -> None:
+        """All that a fragment with `steps` valid env steps changes in what is learned; a replay does just this."""
         self._observe(fragment)
         self._ring.insert(fragment)
         self._limiter.inserted(steps)
-        self._consumer.commit(staged)
         self.env_steps += steps
-        self.fragments += 1
-        self.payload_bytes += len(staged.entry.payload)
-        self._episodes.extend((e.episode_return, e.length, e.success) for e in fragment.meta.episodes)
 
     def _refuse_stale(self, staged: Staged) -> None:
         meta = staged.fragment.meta
         for notice in meta.voided:
             self._ring.void(meta.slot, meta.epoch, notice.env, notice.seq, notice.t)
+            self._recorder.voided(meta.slot, meta.epoch, notice)
         self._consumer.refuse(staged, STALE)
 
     def _observe(self, fragment: Fragment) -> None:
@@ -127,6 +144,11 @@ class Intake:
         known = successes[~np.isnan(successes)]
         success = float(known.mean()) if known.size else math.nan
         return metrics if math.isnan(success) else metrics | {"episode/success": success}
+
+
+def valid_steps(fragment: Fragment) -> int:
+    """Valid env steps of a fragment."""
+    return int(np.count_nonzero(fragment.valid))
 
 
 def _rows(column: Array, rows: int) -> torch.Tensor:

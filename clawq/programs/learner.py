@@ -11,9 +11,14 @@ resumed: optimisers, targets, normaliser, limiter, cursors and the weights versi
 what the streams retain.
 """
 
+import hashlib
+import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from importlib.metadata import version
 from typing import Any
 
 import psutil
@@ -28,7 +33,7 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.link import Link, Wires
 from clawq.programs.parts import Outside, make_examiner, make_parts
-from clawq.programs.run import Run, writing
+from clawq.programs.run import Run, without_secrets, writing
 from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
 from clawq.replay.refill import refill
@@ -150,7 +155,24 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
             f"weights {trainer.version}; {parts.ring.size} env steps came back from the streams"
         )
+    trainer.begin_session(session_facts(run, device))
     return trainer, writers
+
+
+def session_facts(run: Run, device: str) -> dict[str, Any]:
+    """What learning depends on beside log and schedule: code, numerics, configuration."""
+    config = without_secrets(run.config).model_dump(mode="json")
+    digest = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return {
+        "clawq": version("clawq"),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "host": socket.gethostname(),
+        "began_s": round(time.time(), 3),
+        "config_digest": digest,
+        "config": config,
+    }
 
 
 class Versions:

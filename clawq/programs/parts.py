@@ -18,7 +18,9 @@ from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
+from clawq.programs.recorder import Recorder
 from clawq.programs.run import Run
+from clawq.programs.schedule import SCHEDULE_FILE
 from clawq.programs.updater import Updater
 from clawq.replay.batches import Batches
 from clawq.replay.consumer import Consumer
@@ -68,6 +70,7 @@ class Parts:
     updater: Updater
     link: Link
     checkpoints: Checkpoints
+    recorder: Recorder
     budget: BudgetMeter
 
 
@@ -112,6 +115,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         state=consumed,
         staged_bytes=config.redis.window_bytes,
     )
+    recorder = Recorder(run.folder / SCHEDULE_FILE)
     return Parts(
         config=config,
         consumer=consumer,
@@ -120,10 +124,11 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         batches=Batches(ring, sampler, replay.batch_size, returns_of(replay), hindsight=hindsight),
         limiter=limiter,
         ageing=Ageing(ring, limiter, rule),
-        intake=Intake(consumer, ring, limiter, algorithm),
+        intake=Intake(consumer, ring, limiter, algorithm, recorder),
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
         link=outside.link,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
+        recorder=recorder,
         budget=BudgetMeter(config.budget),
     )
 

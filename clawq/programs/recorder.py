@@ -117,17 +117,18 @@ class Recorder:
         """A fragment went into the ring (see schedule.FragmentCommitted)."""
         self.published(version)
         self._end_updates()
-        number = self._numbers.get((slot, epoch))
-        if number is None:
-            number = self._numbers[slot, epoch] = len(self._numbers)
-            self._seqs[number] = 0
-            self._line(f"o {number} {slot} {epoch}".encode())
+        number = self._number(slot, epoch)
         for notice in inherited:
             self._line(b"v %d %d %d %d" % (number, notice.env, notice.seq, notice.t))
         self._line(b"f %d" % number if seq == self._seqs[number] + 1 else b"f %d %d" % (number, seq))
         self._seqs[number] = seq
         if self._size >= BLOCK_BYTES:
             self.mark()
+
+    def voided(self, slot: str, epoch: int, notice: Voided) -> None:
+        """A notice was heeded whose fragment was refused after all."""
+        self._end_updates()
+        self._line(b"x %d %d %d %d" % (self._number(slot, epoch), notice.env, notice.seq, notice.t))
 
     def updated(self, thousandths: int) -> None:
         """An update was tried, under that progress (in 1/PROGRESS_STEPS)."""
@@ -152,6 +153,15 @@ class Recorder:
             raise ValueError(f"{kind!r} cannot name a live change")
         self._end_updates()
         self._line(kind.encode() + b" " + _json(facts))
+
+    def _number(self, slot: str, epoch: int) -> int:
+        """What stands for that slot and epoch in this block."""
+        number = self._numbers.get((slot, epoch))
+        if number is None:
+            number = self._numbers[slot, epoch] = len(self._numbers)
+            self._seqs[number] = 0
+            self._line(f"o {number} {slot} {epoch}".encode())
+        return number
 
     def _end_updates(self) -> None:
         if self._updates:

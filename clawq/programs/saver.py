@@ -29,11 +29,14 @@ class Saver:
 
     Args:
         checkpoints: where to.
+        sync: called before each, in the saver's thread: brings to the disk what a checkpoint points at.
         written: called, in the saver's thread, with the cursors of a plain checkpoint that is on disk.
     """
 
-    def __init__(self, checkpoints: Checkpoints, written: Callable[[Mapping[str, str]], None]) -> None:
-        self._checkpoints, self._written = checkpoints, written
+    def __init__(
+        self, checkpoints: Checkpoints, sync: Callable[[], None], written: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        self._checkpoints, self._sync, self._written = checkpoints, sync, written
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clawq-checkpoint")
         self._running: deque[Future[None]] = deque()
 
@@ -46,6 +49,7 @@ class Saver:
         """Write it soon; with a score it competes for the best one."""
 
         def write() -> None:
+            self._sync()
             self._checkpoints.save(snapshot.state, int(snapshot.state["updates"]), score)
             if score is None:
                 self._written(snapshot.cursors)

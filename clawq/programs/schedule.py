@@ -11,6 +11,7 @@ line, in blocks that end with their size and CRC-32:
     o 0 host-w1-0 1764450000000        from here on 0 stands for that slot and epoch
     f 0 1                      its fragment 1 was committed (no seq: the one after the last)
     v 0 3 7 2                  its next fragment brought another's notice: env 3 from fragment 7, t 2 on
+    x 0 3 7 2                  the like notice of a fragment that was not committed, heeded at once
     u 12                       12 updates were tried
     tune {"rate_limit.samples_per_insert":4}      a live change; JSON under any name of letters
     # 93 1b851995
@@ -74,6 +75,15 @@ class FragmentCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsVoided:
+    """A notice of a fragment that was refused after all was heeded."""
+
+    slot: str
+    epoch: int
+    notice: Voided
+
+
+@dataclass(frozen=True, slots=True)
 class UpdatesTried:
     """Updates in a row with nothing between them (a non-finite one counts: it drew its batch).
 
@@ -108,7 +118,7 @@ class LiveChange:
     facts: Mapping[str, Any]
 
 
-Record = SessionBegun | FragmentCommitted | UpdatesTried | WeightsPublished | LiveChange
+Record = SessionBegun | FragmentCommitted | RowsVoided | UpdatesTried | WeightsPublished | LiveChange
 
 
 def read_schedule(path: Path, since: int = 0) -> Iterator[Record]:
@@ -226,6 +236,10 @@ class _State:
         elif word == "v":
             number_, env, seq, t = map(int, rest.split())
             self.notices.setdefault(number_, []).append(Voided(env, seq, t))
+        elif word == "x":
+            number_, env, seq, t = map(int, rest.split())
+            slot, epoch_, _ = self.open[number_]
+            return RowsVoided(slot, epoch_, Voided(env, seq, t))
         elif word == "session":
             return SessionBegun(_facts(rest))
         elif CHANGE_NAME.fullmatch(word):

@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clawq.errors import ActorFailed, RateLimitTimeout
+from clawq.programs import learning
 from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
+from clawq.programs.schedule import PROGRESS_STEPS
 from clawq.replay.rate_limiter import Patience, Side
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -61,14 +63,19 @@ class Trainer:
         self.version = 0
         self.stage = "waiting for actors"
         self.best_return = -math.inf
+        #: Processes that this run has had, this one included once its session began.
+        self.sessions = 0
+        self._schedule_position = 0
         self.notices = Notices(time.monotonic)
         self._identity, self._report = dict(identity), report
         self._gauges = Gauges(parts)
-        self._saver = Saver(parts.checkpoints, parts.link.checkpointed)
+        self._saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed)
         self._candidate: Snapshot | None = None
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         self._stop = threading.Event()
         self._published_updates = -1
+        #: Spent share of the budget that updates are told, in 1/PROGRESS_STEPS: it changes rarely, to be recorded.
+        self._thousandths = 0
         self._looked_s = self._published_s = self._gauged_s = self._evaluated_s = -math.inf
         self._committed_s = self._checkpointed_s = time.monotonic()
         self._checkpointed_bytes = 0
@@ -82,6 +89,7 @@ class Trainer:
         """
         parts = self.parts
         self._stop = stop
+        self._note_progress(time.monotonic())
         while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.intake.env_steps):
             committed = parts.intake.commit(COMMITS_PER_UPDATE, self.version)
             self._watch_inserts(committed)
@@ -98,17 +106,16 @@ class Trainer:
 
     def _update_once(self) -> bool:
         parts, batch_size = self.parts, self.parts.config.replay.batch_size
-        parts.ageing.advance(self.version)
         if not parts.limiter.can_sample(batch_size) or parts.ring.size == 0:
             return False
-        progress = parts.budget.progress(time.monotonic(), parts.intake.env_steps)
-        batch = parts.ageing.weigh(parts.batches.next(progress), self.version)
-        if parts.updater.update(batch, progress) and not parts.sampler.steady:
-            parts.batches.learned(batch, parts.updater.algorithm.td_error)
-        parts.limiter.sampled(batch_size)
+        parts.recorder.updated(self._thousandths)
+        learning.update(parts, self._thousandths / PROGRESS_STEPS, self.version)
         self.stage = "training"
         self._patience.moved("sample")
         return True
+
+    def _note_progress(self, now_s: float) -> None:
+        self._thousandths = int(PROGRESS_STEPS * self.parts.budget.progress(now_s, self.parts.intake.env_steps))
 
     def _wait(self) -> None:
         """Nothing can be done now: wait for a fragment, and say what is missing."""
@@ -157,6 +164,7 @@ class Trainer:
     def _now_and_then(self, now_s: float) -> None:
         learner = self.parts.config.learner
         self.parts.link.check()
+        self._note_progress(now_s)
         self._note_refusals()
         if now_s - self._published_s >= learner.publish_interval_s and self._has_news():
             self.publish()
@@ -164,6 +172,7 @@ class Trainer:
         if now_s - self._gauged_s >= GAUGE_INTERVAL_S:
             self._gauged_s = now_s
             self.gauge()
+            self.parts.recorder.flush()
             self._read_events()
         if now_s - self._checkpointed_s >= learner.checkpoint_interval_s or self._much_to_checkpoint():
             self.checkpoint()
@@ -178,6 +187,8 @@ class Trainer:
         """Hand the current weights to the link under the next version; returns it."""
         updater = self.parts.updater
         self.version += 1
+        self.parts.recorder.published(self.version)
+        learning.advance(self.parts, self.version)
         self._published_updates = updater.updates
         arrays = {name: tensor.numpy() for name, tensor in updater.algorithm.weights().items()}
         metadata = {"env_steps": self.parts.intake.env_steps}
@@ -265,6 +276,7 @@ class Trainer:
             "env_steps": parts.intake.env_steps,
             "used_s": parts.budget.used_s(time.monotonic()),
             "best_return": self.best_return,
+            "schedule": {"position": parts.recorder.mark(), "sessions": self.sessions},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], head: int) -> None:
@@ -281,6 +293,19 @@ class Trainer:
         parts.intake.env_steps = int(state["env_steps"])
         parts.budget.used_before_s = float(state["used_s"])
         self.best_return = float(state["best_return"])
+        # Checkpoints of older versions of clawq have no schedule.
+        schedule = state.get("schedule", {"position": -1, "sessions": 0})
+        self.sessions, self._schedule_position = int(schedule["sessions"]), int(schedule["position"])
+
+    def begin_session(self, facts: Mapping[str, Any]) -> None:
+        """Record that this process goes on from here: what an earlier one did after our checkpoint did not happen.
+
+        Args:
+            facts: JSON-able; what learning depends on beside the log (see schedule.SessionBegun).
+        """
+        self.sessions += 1
+        told = {"n": self.sessions, "updates": self.parts.updater.updates, "version": self.version, **facts}
+        self.parts.recorder.begin(told, self._schedule_position)
 
     def checkpoint(self, wait: bool = False) -> None:
         """Write a checkpoint beside the loop; skipped while another one is being written, unless `wait`."""
@@ -309,8 +334,9 @@ class Trainer:
             self.parts.link.notify("checkpoint_failed", error=str(error))
 
     def close(self) -> None:
-        """End the saver after what it is writing."""
+        """End the saver after what it is writing, and the schedule."""
         self._saver.close()
+        self.parts.recorder.close()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 

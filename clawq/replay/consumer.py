@@ -177,7 +177,8 @@ class Consumer:
                 self._staging.drop(entry, "repeated")
             elif self._staging.wait_for_room(len(entry.payload), self._when_full):
                 self._state = "reading"
-                self._staging.put(entry, self._with_notices(found))
+                inherited = self._inherited(found.meta)
+                self._staging.put(entry, with_notices(found, inherited), inherited)
             else:
                 return False
             if found.meta is not None:
@@ -209,13 +210,10 @@ class Consumer:
         if kept:
             self._notices[meta.slot] = (meta.epoch, kept)
 
-    def _with_notices(self, fragment: Fragment) -> Fragment:
-        """The fragment, with the notices of refused fragments between it and the last good one of its slot."""
-        meta = fragment.meta
+    def _inherited(self, meta: FragmentMeta) -> tuple[Voided, ...]:
+        """The notices of refused fragments between this one and the last good one of its slot."""
         epoch, kept = self._notices.pop(meta.slot, (meta.epoch, {}))
-        if epoch != meta.epoch or not kept:
-            return fragment
-        return replace(fragment, meta=replace(meta, voided=(*kept.values(), *meta.voided)))
+        return tuple(kept.values()) if epoch == meta.epoch else ()
 
     def _when_full(self) -> None:
         # Actors are paced by what we have taken over: tell them before we wait.
@@ -237,3 +235,10 @@ class Consumer:
             self._handled = {}
         except (StoreUnavailable, StoreFull) as error:
             self._state = f"waiting for Redis: {error}"
+
+
+def with_notices(fragment: Fragment, inherited: tuple[Voided, ...]) -> Fragment:
+    """The fragment with these notices before its own."""
+    if not inherited:
+        return fragment
+    return replace(fragment, meta=replace(fragment.meta, voided=(*inherited, *fragment.meta.voided)))

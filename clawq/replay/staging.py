@@ -15,7 +15,7 @@ from typing import Any
 
 from clawq.core import Entry
 from clawq.replay.ledger import Counts, Ledger, Settled
-from clawq.types import Fragment, FragmentMeta
+from clawq.types import Fragment, FragmentMeta, Voided
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +25,12 @@ class Staged:
     Attributes:
         fragment: decoded; its arrays are views of the entry's payload.
         entry: where it was, and its bytes.
+        inherited: the notices among the fragment's that are not its own, but of refused fragments before it.
     """
 
     fragment: Fragment
     entry: Entry
+    inherited: tuple[Voided, ...] = ()
 
     @property
     def id(self) -> str:
@@ -76,11 +78,11 @@ class Staging:
     def _has_room(self, size_bytes: int) -> bool:
         return not self._queue or self._queued_bytes + size_bytes <= self._most_bytes
 
-    def put(self, entry: Entry, fragment: Fragment) -> None:
-        """Queue a fragment that is fit to be used."""
+    def put(self, entry: Entry, fragment: Fragment, inherited: tuple[Voided, ...] = ()) -> None:
+        """Queue a fragment that is fit to be used (see Staged)."""
         with self._changed:
             self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, None))
-            self._queue.append(Staged(fragment, entry))
+            self._queue.append(Staged(fragment, entry, inherited))
             self._queued_bytes += len(entry.payload)
             self._changed.notify_all()
 

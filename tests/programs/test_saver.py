@@ -13,10 +13,19 @@ def snapshot(updates: int, **more: Any) -> Snapshot:
     return Snapshot(1, {"updates": updates, **more}, {"slot": f"1-{updates}"})
 
 
+def nothing() -> None:
+    """There is nothing to be synced."""
+
+
 def test_cursors_are_told_once_a_plain_checkpoint_is_on_disk(tmp_path: Path) -> None:
     told: list[Any] = []
     checkpoints = Checkpoints(tmp_path / "c")
-    saver = Saver(checkpoints, lambda cursors: told.append((dict(cursors), len(checkpoints.paths()))))
+    synced: list[int] = []
+
+    def sync() -> None:
+        synced.append(len(checkpoints.paths()))
+
+    saver = Saver(checkpoints, sync, lambda cursors: told.append((dict(cursors), len(checkpoints.paths()))))
     saver.save(snapshot(1))
     saver.save(snapshot(2), score=1.0)
     assert list(saver.refusals(wait=True)) == []
@@ -24,13 +33,15 @@ def test_cursors_are_told_once_a_plain_checkpoint_is_on_disk(tmp_path: Path) -> 
     # The scored one says nothing: it may be older than what was trimmed already.
     assert told == [({"slot": "1-1"}, 1)]
     assert checkpoints.best() is not None
+    # What they point at was on disk before each of them.
+    assert synced == [0, 1]
     saver.close()
 
 
 def test_a_disk_that_refuses_is_told_and_the_next_one_is_tried(tmp_path: Path) -> None:
     told: list[Any] = []
     (tmp_path / "c").write_text("a file where the folder should be")
-    saver = Saver(Checkpoints(tmp_path / "c"), told.append)
+    saver = Saver(Checkpoints(tmp_path / "c"), nothing, told.append)
     saver.save(snapshot(1))
     (refusal,) = saver.refusals(wait=True)
     assert "was not written" in str(refusal)
@@ -43,7 +54,7 @@ def test_a_disk_that_refuses_is_told_and_the_next_one_is_tried(tmp_path: Path) -
 
 
 def test_a_state_that_cannot_be_saved_is_a_bug_and_raised(tmp_path: Path) -> None:
-    saver = Saver(Checkpoints(tmp_path / "c"), lambda cursors: None)
+    saver = Saver(Checkpoints(tmp_path / "c"), nothing, lambda cursors: None)
     saver.save(snapshot(1, bad=object()))
     with pytest.raises(TypeError):
         list(saver.refusals(wait=True))

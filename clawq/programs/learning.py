@@ -1,0 +1,118 @@
+"""Learning as a function of log and schedule: what the live loop does between two waits, and what a replay does again.
+
+    update(parts, progress, version)   one update from the ring as it is
+    advance(parts, version)            the learner's weights version grew
+    apply(records, fetch, parts)       all that a recorded schedule says, with fragments from wherever they are kept
+
+`Trainer` decides *when* (limiter, clock, budget, network); the schedule records what it decided, and this module is all
+that changes the learner's state: ring, normaliser, limiter, sampler, networks. So the same records and fragments give
+the same state, bit for bit on a CPU with the same torch and thread count. It reads no clock and draws nothing that the
+state does not hold.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from clawq.core import Entry
+from clawq.errors import ExperienceGone, ScheduleInvalid
+from clawq.programs.intake import valid_steps
+from clawq.programs.parts import Parts
+from clawq.programs.schedule import (
+    FragmentCommitted,
+    LiveChange,
+    Record,
+    RowsVoided,
+    SessionBegun,
+    UpdatesTried,
+    WeightsPublished,
+)
+from clawq.replay.consumer import with_notices
+from clawq.replay.validation import Examiner, Fault
+
+#: Gives the entry of (slot, epoch, seq), None if it is kept nowhere any more.
+Fetch = Callable[[str, int, int], Entry | None]
+#: Applies a live change's facts to the parts.
+Change = Callable[[Parts, Mapping[str, Any]], None]
+
+
+def advance(parts: Parts, version: int) -> None:
+    """The learner's weights version grew to `version`; what is too old under it goes."""
+    parts.ageing.advance(version)
+
+
+def update(parts: Parts, progress: float, version: int) -> bool:
+    """Try one update; whether it was made (a non-finite one is skipped and changes no weights).
+
+    Args:
+        parts: of the learner; its ring must hold something.
+        progress: spent share of the budget, 0..1.
+        version: the learner's weights version.
+
+    Raises TooManyNonFinite when too many are skipped in a row.
+    """
+    batch = parts.ageing.weigh(parts.batches.next(progress), version)
+    made = parts.updater.update(batch, progress)
+    if made and not parts.sampler.steady:
+        parts.batches.learned(batch, parts.updater.algorithm.td_error)
+    parts.limiter.sampled(parts.config.replay.batch_size)
+    return made
+
+
+def apply(
+    records: Iterable[Record],
+    fetch: Fetch,
+    parts: Parts,
+    examiner: Examiner,
+    changes: Mapping[str, Change] | None = None,
+    after: Callable[[Record], None] | None = None,
+) -> None:
+    """Do again what a schedule says.
+
+    Args:
+        records: of a schedule; the parts are in the state in which the first of them took effect.
+        fetch: where fragments come from.
+        parts: of the learner; its consumer and link are not used.
+        examiner: decodes and checks, as the live one did.
+        changes: what to do about each kind of live change.
+        after: called with each record once it has taken effect; several updates come one by one.
+
+    Raises:
+        ExperienceGone: a fragment is kept nowhere any more.
+        ScheduleInvalid: a fragment is not what was committed, or a live change is of an unknown kind.
+        TooManyNonFinite: as the live learner did.
+    """
+    told: Callable[[Record], None] = after or (lambda record: None)
+    for record in records:
+        match record:
+            case FragmentCommitted():
+                _insert(record, fetch, parts, examiner)
+            case UpdatesTried():
+                one = UpdatesTried(1, record.progress, record.version)
+                for _ in range(record.count):
+                    update(parts, record.progress, record.version)
+                    told(one)
+                continue
+            case RowsVoided():
+                notice = record.notice
+                parts.ring.void(record.slot, record.epoch, notice.env, notice.seq, notice.t)
+            case LiveChange():
+                change = (changes or {}).get(record.kind)
+                if change is None:
+                    raise ScheduleInvalid(f"the schedule holds a live change `{record.kind}`, unknown to this clawq")
+                change(parts, record.facts)
+            case WeightsPublished():
+                advance(parts, record.version)
+            case SessionBegun():
+                pass
+        told(record)
+
+
+def _insert(record: FragmentCommitted, fetch: Fetch, parts: Parts, examiner: Examiner) -> None:
+    name = f"fragment {record.slot} {record.epoch}-{record.seq}"
+    entry = fetch(record.slot, record.epoch, record.seq)
+    if entry is None:
+        raise ExperienceGone(f"{name} is kept nowhere any more: the schedule cannot be followed beyond it")
+    found = examiner.examine(entry)
+    if isinstance(found, Fault):
+        raise ScheduleInvalid(f"{name} was committed, but is refused now: {found.reason}: {found.detail}")
+    parts.intake.insert(with_notices(found, record.inherited), valid_steps(found))
