@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from clawq.programs.intake import Intake
+from clawq.programs.recorder import Recorder
+from clawq.programs.schedule import SCHEDULE_FILE, FragmentCommitted, RowsVoided, read_schedule
 from clawq.replay.consumer import Consumer
 from clawq.replay.rate_limiter import RateLimiter
 from clawq.replay.ring import ReplayRing
@@ -35,7 +38,7 @@ class Watched:
 class Table:
     """An actor's slot in memory, the learner's consumer and its intake."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         transport = MemoryTransport()
         self.version = 1
         self.sink = transport.sink("s")
@@ -51,7 +54,9 @@ class Table:
         ).start()
         self.algorithm = Watched()
         algorithm: Any = self.algorithm
-        self.intake = Intake(self.consumer, self.ring, self.limiter, algorithm)
+        self.recorder = Recorder(folder / SCHEDULE_FILE)
+        self.recorder.begin({"n": 1})
+        self.intake = Intake(self.consumer, self.ring, self.limiter, algorithm, self.recorder)
 
     def send(self, voided: tuple[Voided, ...] = ()) -> None:
         made = self.true.fragment(STEPS, self.version, voided)[0]
@@ -59,10 +64,11 @@ class Table:
 
 
 @pytest.fixture
-def table() -> Iterator[Table]:
-    table = Table()
+def table(tmp_path: Path) -> Iterator[Table]:
+    table = Table(tmp_path)
     yield table
     table.consumer.close()
+    table.recorder.close()
 
 
 def test_what_grew_too_old_while_the_limiter_held_it_back_is_refused_and_counted_as_waste(
@@ -85,3 +91,12 @@ def test_what_grew_too_old_while_the_limiter_held_it_back_is_refused_and_counted
     assert before - table.ring.size == 2
     assert table.consumer.check_valid() == (True, "")
     assert table.limiter.check_valid() == (True, "")
+    # The schedule has it too: a replay must heed the same notice at the same place.
+    table.recorder.close()
+    done = list(read_schedule(table.recorder.path))
+    epoch = table.sink.epoch
+    assert [one for one in done if isinstance(one, FragmentCommitted)] == [
+        FragmentCommitted("s", epoch, 1, 1),
+        FragmentCommitted("s", epoch, 2, 1),
+    ]
+    assert done[-1] == RowsVoided("s", epoch, Voided(1, 2, 3))
