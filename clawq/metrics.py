@@ -90,6 +90,10 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
         "drops/*": Metric("env steps", "not used, by reason", "0"),
         "rejected/*": Metric("fragments", "refused by the learner, by reason; kept as dead letters", "0"),
+        # Rounds (sync)
+        "rounds": Metric("rounds", "closed and trained on", "grows"),
+        "short_rounds": Metric("rounds", "of these, gone on without the quota of some actor", "0"),
+        "late_fragments": Metric("fragments", "used in a later round than the one they were made for", "0"),
         # Replay
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),
         "ring/size": Metric("env steps", "rows in the ring"),

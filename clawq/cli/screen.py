@@ -87,6 +87,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
     found = _Facts(snapshot)
     table = [
         ("stage", found.text("stage")),
+        ("round", found.text("round")),
         ("time", found.joined("{}", ("wall_s", duration), "{} left", ("time_left_s", duration))),
         ("env steps", found.joined("{}", ("env_steps", number), "{}/s", ("env_steps_per_s", number))),
         ("updates", found.joined("{}", ("updates", number), "{}/s", ("updates_per_s", number))),

@@ -69,7 +69,8 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
             log_to(run.logs / "learner.log", level)
             say(f"run {run.id} in {run.folder}")
             with open_session(run, *urls, spawner, coordinator) as session:
-                if kept is None:
+                # In rounds every version is the learner's own, and the first round begins with its first.
+                if kept is None and config.sync is None:
                     invite_actors(session)
                 check_not_stopped(stop)
                 from clawq.programs.learner import run_learner

@@ -17,6 +17,7 @@ from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import STALE
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import ReplayRing
+from clawq.replay.rounds import Supply
 from clawq.replay.staging import Staged
 from clawq.types import Array, Fragment, Metrics
 
@@ -35,6 +36,7 @@ class Intake:
         limiter: says when.
         algorithm: shown each.
         recorder: of the schedule.
+        supply: in which order fragments are committed; None = as the consumer gives them.
 
     Attributes:
         env_steps: valid env steps committed over the whole run.
@@ -44,9 +46,16 @@ class Intake:
     """
 
     def __init__(
-        self, consumer: Consumer, ring: ReplayRing, limiter: Unlimited, algorithm: Algorithm, recorder: Recorder
+        self,
+        consumer: Consumer,
+        ring: ReplayRing,
+        limiter: Unlimited,
+        algorithm: Algorithm,
+        recorder: Recorder,
+        supply: Supply | None = None,
     ) -> None:
         self._recorder = recorder
+        self._supply = supply or consumer
         self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
         #: Taken from the consumer, with their valid env steps.
         self._pending: deque[tuple[Staged, int]] = deque()
@@ -87,7 +96,7 @@ class Intake:
 
     def _take(self, most: int, timeout_s: float = 0.0) -> None:
         # Counted once: a fragment that the limiter holds back is asked about before every update.
-        for staged in self._consumer.take(most, timeout_s):
+        for staged in self._supply.take(most, timeout_s):
             self._pending.append((staged, valid_steps(staged.fragment)))
 
     def _commit_one(self, staged: Staged, steps: int, version: int) -> None:

@@ -88,6 +88,8 @@ class Link:
         self._figures: dict[str, float] = {}
         self._swept_s = 0.0
         self.trouble: str | None = None
+        #: How often the data server was found to have lost what it held.
+        self.restores = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="clawq-link", daemon=True)
 
@@ -248,6 +250,7 @@ class Link:
         with self._lock:
             self._control_due = True
             self._weights = self._weights or self._sent
+        self.restores += 1
 
     def _look_around(self) -> None:
         """Note what streams and workers look like, and take drained streams of gone actors away."""

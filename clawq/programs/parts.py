@@ -21,6 +21,7 @@ from clawq.programs.link import Link
 from clawq.programs.recorder import Recorder
 from clawq.programs.run import Run
 from clawq.programs.schedule import SCHEDULE_FILE
+from clawq.programs.tempo import Tempo, make_tempo, terms_of
 from clawq.programs.updater import Updater
 from clawq.replay.batches import Batches
 from clawq.replay.consumer import Consumer
@@ -29,6 +30,8 @@ from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
 from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing, forecast_bytes
+from clawq.replay.round_limiter import RoundLimiter
+from clawq.replay.rounds import Rounds, RoundSupply
 from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
@@ -72,6 +75,7 @@ class Parts:
     checkpoints: Checkpoints
     recorder: Recorder
     budget: BudgetMeter
+    tempo: Tempo
 
 
 def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, Any] | None = None) -> Parts:
@@ -97,14 +101,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
             "have; choose sampler: uniform"
         )
     hindsight = make_hindsight(config, ring, generator)
-    limit = config.rate_limit
-    limiter = make_limiter(
-        limit.samples_per_insert,
-        limit.min_size_to_sample,
-        limit.error_buffer,
-        replay.batch_size,
-        largest_fragment_steps(run),
-    )
+    limiter = limiter_of(run)
     rule = staleness_rule(config)
     consumer = Consumer(
         outside.source,
@@ -116,6 +113,11 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         staged_bytes=config.redis.window_bytes,
     )
     recorder = Recorder(run.folder / SCHEDULE_FILE)
+    supply = None
+    if config.sync is not None:
+        supply = RoundSupply(consumer, Rounds(terms_of(config.sync, config.environment.num_envs)))
+    intake = Intake(consumer, ring, limiter, algorithm, recorder, supply)
+    budget = BudgetMeter(config.budget)
     return Parts(
         config=config,
         consumer=consumer,
@@ -124,12 +126,27 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         batches=Batches(ring, sampler, replay.batch_size, returns_of(replay), hindsight=hindsight),
         limiter=limiter,
         ageing=Ageing(ring, limiter, rule),
-        intake=Intake(consumer, ring, limiter, algorithm, recorder),
+        intake=intake,
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
         link=outside.link,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         recorder=recorder,
-        budget=BudgetMeter(config.budget),
+        budget=budget,
+        tempo=make_tempo(config, supply, intake, budget, outside.link),
+    )
+
+
+def limiter_of(run: Run) -> Unlimited:
+    """The rate limiter that the configuration asks for."""
+    limit, batch_size = run.config.rate_limit, run.config.replay.batch_size
+    if run.config.sync is not None and limit.samples_per_insert is not None:
+        return RoundLimiter(limit.samples_per_insert, limit.min_size_to_sample, batch_size)
+    return make_limiter(
+        limit.samples_per_insert,
+        limit.min_size_to_sample,
+        limit.error_buffer,
+        batch_size,
+        largest_fragment_steps(run),
     )
 
 

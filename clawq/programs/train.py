@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clawq.errors import ActorFailed, RateLimitTimeout
+from clawq.errors import ActorFailed, RateLimitTimeout, RoundTimeout
 from clawq.programs import learning
 from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
@@ -24,6 +24,7 @@ from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
 from clawq.programs.schedule import PROGRESS_STEPS
+from clawq.programs.tempo import Turn
 from clawq.replay.rate_limiter import Patience, Side
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -90,15 +91,15 @@ class Trainer:
         parts = self.parts
         self._stop = stop
         self._note_progress(time.monotonic())
-        while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.intake.env_steps):
+        while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.tempo.env_steps):
             committed = parts.intake.commit(COMMITS_PER_UPDATE, self.version)
             self._watch_inserts(committed)
             if committed:
                 self._committed_s = time.monotonic()
                 parts.budget.start(self._committed_s)
-            updated = self._update_once()
+            updated = parts.tempo.may_update(committed) and self._update_once()
             if not committed and not updated:
-                self._wait()
+                self._idle(time.monotonic())
             now_s = time.monotonic()
             if now_s - self._looked_s >= LOOK_INTERVAL_S:
                 self._looked_s = now_s
@@ -115,13 +116,35 @@ class Trainer:
         return True
 
     def _note_progress(self, now_s: float) -> None:
-        self._thousandths = int(PROGRESS_STEPS * self.parts.budget.progress(now_s, self.parts.intake.env_steps))
+        self._thousandths = int(PROGRESS_STEPS * self.parts.tempo.progress(now_s))
+
+    def _idle(self, now_s: float) -> None:
+        """Nothing can be committed or updated: as the tempo says."""
+        try:
+            turn = self.parts.tempo.idle(now_s)
+        except RoundTimeout as error:
+            # Workers may come and go, so a long wait is no error of the run.
+            facts = {"version": error.version, "waited_s": round(error.waited_s, 1), "missing": error.missing}
+            self.parts.link.notify("round_timeout", **facts)
+            turn = Turn("publish", str(error))
+        if turn.word:
+            self.notices.tell(turn.word)
+        if turn.action == "wait":
+            self._wait()
+        elif turn.action == "publish":
+            self._evaluate_when_due(now_s, self.publish())
+        # Of the same round, every update is told the same.
+        self._note_progress(now_s)
+        self._checkpoint_when_due(now_s)
 
     def _wait(self) -> None:
         """Nothing can be done now: wait for a fragment, and say what is missing."""
         parts = self.parts
         if parts.intake.fragments == 0:
             self.stage = "waiting for actors"
+            self._complain_when_lonely(time.monotonic())
+        elif not parts.tempo.free:
+            self.stage = "filling the ring" if parts.limiter.filling else "waiting for a round"
             self._complain_when_lonely(time.monotonic())
         elif parts.limiter.filling:
             self.stage = "filling the ring"
@@ -162,26 +185,29 @@ class Trainer:
             self.parts.link.notify("rate_limit_timeout", **facts)
 
     def _now_and_then(self, now_s: float) -> None:
-        learner = self.parts.config.learner
         self.parts.link.check()
         self._note_progress(now_s)
         self._note_refusals()
-        if now_s - self._published_s >= learner.publish_interval_s and self._has_news():
-            self.publish()
-            self._published_s = now_s
+        if self.parts.tempo.free:
+            self._publish_when_due(now_s)
         if now_s - self._gauged_s >= GAUGE_INTERVAL_S:
             self._gauged_s = now_s
             self.gauge()
             self.parts.recorder.flush()
             self._read_events()
-        if now_s - self._checkpointed_s >= learner.checkpoint_interval_s or self._much_to_checkpoint():
-            self.checkpoint()
-        self._evaluate_when_due(now_s)
+        self._checkpoint_when_due(now_s)
+        if self.parts.tempo.free:
+            self._evaluate_when_due(now_s)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _has_news(self) -> bool:
         return self.parts.updater.updates > self._published_updates
+
+    def _publish_when_due(self, now_s: float) -> None:
+        if now_s - self._published_s >= self.parts.config.learner.publish_interval_s and self._has_news():
+            self.publish()
+            self._published_s = now_s
 
     def publish(self) -> int:
         """Hand the current weights to the link under the next version; returns it."""
@@ -193,11 +219,13 @@ class Trainer:
         arrays = {name: tensor.numpy() for name, tensor in updater.algorithm.weights().items()}
         metadata = {"env_steps": self.parts.intake.env_steps}
         self.parts.link.publish(Outgoing(self.version, arrays, updater.updates, metadata))
+        self.parts.tempo.published(self.version)
         return self.version
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluate_when_due(self, now_s: float) -> None:
+    def _evaluate_when_due(self, now_s: float, version: int | None = None) -> None:
+        """Ask for an evaluation of `version`, which was just published; without one, publish for it."""
         interval_s = self.parts.config.evaluation.interval_s
         if interval_s is None or self.parts.updater.updates == 0:
             return
@@ -207,7 +235,7 @@ class Trainer:
         # One that would overlap with the final evaluation only takes cores away from the last updates.
         if now_s - self._evaluated_s >= interval_s and (left_s is None or left_s > interval_s / 2):
             self._evaluated_s = now_s
-            version = self.publish()
+            version = self.publish() if version is None else version
             self._candidate = self._snapshot()
             self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
 
@@ -270,6 +298,7 @@ class Trainer:
             "sampler": parts.sampler.state_dict(),
             "consumer": parts.consumer.state_dict(),
             "staleness": parts.ageing.state_dict(),
+            "rounds": parts.tempo.state_dict(),
             "version": self.version,
             "updates": parts.updater.updates,
             "skipped_updates": parts.updater.skipped,
@@ -287,6 +316,7 @@ class Trainer:
         parts.limiter.load_state_dict(state["limiter"])
         parts.sampler.load_state_dict(state["sampler"])
         parts.ageing.load_state_dict(state.get("staleness", {}))
+        parts.tempo.load_state_dict(state.get("rounds", {}))
         self.version = max(int(state["version"]), head)
         parts.updater.updates = self._published_updates = int(state["updates"])
         parts.updater.skipped = int(state["skipped_updates"])
@@ -314,6 +344,11 @@ class Trainer:
         self._checkpointed_s, self._checkpointed_bytes = time.monotonic(), self.parts.intake.payload_bytes
         self._saver.save(self._snapshot())
         self._note_refusals(wait)
+
+    def _checkpoint_when_due(self, now_s: float) -> None:
+        late = now_s - self._checkpointed_s >= self.parts.config.learner.checkpoint_interval_s
+        if (late or self._much_to_checkpoint()) and self.parts.tempo.settled:
+            self.checkpoint()
 
     def _much_to_checkpoint(self) -> bool:
         fresh_bytes = self.parts.intake.payload_bytes - self._checkpointed_bytes
@@ -343,7 +378,9 @@ class Trainer:
     def gauge(self) -> None:
         """Send the run's numbers to the board and to the writers."""
         numbers, link = self.numbers(), self.parts.link
-        link.show({**numbers, "stage": self.stage, "note": link.trouble or self.notices.recent})
+        link.show(
+            {**numbers, "stage": self.stage, "note": link.trouble or self.notices.recent, **self.parts.tempo.texts()}
+        )
         self._report(self.parts.intake.env_steps, numbers["wall_s"], numbers)
 
     def numbers(self) -> Metrics:

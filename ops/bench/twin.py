@@ -42,6 +42,7 @@ class DirectLink:
     """Stands in for `Link`: publishing is a copy within the process, and there is nothing else to send."""
 
     trouble: str | None = None
+    restores = 0
 
     def __init__(self, transport: MemoryTransport, source: Any) -> None:
         self._publisher, self._source = transport.publisher(), source

@@ -21,6 +21,7 @@ MUTATIONS = {
     "clawq.replay.prioritized:PrioritizedSampler": ("draw", "learned", "load_state_dict"),
     "clawq.replay.rate_limiter:Unlimited": ("inserted", "sampled", "rebase", "load_state_dict"),
     "clawq.replay.rate_limiter:RateLimiter": ("load_state_dict",),
+    "clawq.replay.rounds:Rounds": ("open", "add", "close"),
     "clawq.replay.staging:Staging": ("put", "drop", "take", "commit"),
 }
 
