@@ -110,6 +110,28 @@ class Prioritized(Section):
     epsilon: Annotated[float, Field(gt=0)] = 1e-6
 
 
+class Fifo(Section):
+    """Consume-once sampling for on-policy algorithms: oldest first, each env step once (see clawq.replay.fifo).
+
+    Attributes:
+        shuffle: draw a batch at random from all env steps that wait.
+    """
+
+    shuffle: bool = False
+
+
+class Sequence(Section):
+    """Sequences for recurrent policies (see clawq.replay.sequences); a batch has `batch_size` of them.
+
+    Attributes:
+        length: steps of a sequence, L.
+        burn_in: of these, steps at the beginning that only warm up the recurrent state.
+    """
+
+    length: Annotated[int, Field(ge=1, le=1000)] = 32
+    burn_in: Annotated[int, Field(ge=0, lt=1000)] = 0
+
+
 class Hindsight(Section):
     """Hindsight experience replay (Andrychowicz et al. 2017), for goal environments.
 
@@ -127,23 +149,34 @@ class Replay(Section):
 
     Attributes:
         capacity: env steps kept in the ring.
-        sampler: `uniform` or `prioritized`.
-        prioritized: numbers of the latter.
+        sampler: `uniform`, `prioritized`, `fifo` (on-policy) or `sequence` (recurrent); the algorithm must fit.
+        prioritized: numbers of that sampler.
+        fifo: options of that sampler.
+        sequence: options of that sampler.
         hindsight: goals that were reached are learned from too; null = off.
-        batch_size: transitions of one update, B.
+        batch_size: transitions (or sequences) of one update, B.
         n_step: n of n-step returns.
         gamma: discount of one env step.
         reward_scale: factor on rewards when sampled (raw rewards travel and are reported).
     """
 
     capacity: Positive = 500_000
-    sampler: Literal["uniform", "prioritized"] = "uniform"
+    sampler: Literal["uniform", "prioritized", "fifo", "sequence"] = "uniform"
     prioritized: Prioritized = Prioritized()
+    fifo: Fifo = Fifo()
+    sequence: Sequence = Sequence()
     hindsight: Hindsight | None = None
     batch_size: Positive = 256
     n_step: Annotated[int, Field(ge=1, le=100)] = 1
     gamma: Fraction = 0.99
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
+
+    @property
+    def transitions(self) -> int:
+        """Transitions that one update learns from; a sequence counts as a whole one, however short it is."""
+        if self.sampler == "sequence":
+            return self.batch_size * (self.sequence.length - self.sequence.burn_in)
+        return self.batch_size
 
 
 class RateLimit(Section):

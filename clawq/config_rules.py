@@ -84,7 +84,7 @@ def _limiter(environment: Environment, replay: Replay, rate_limit: RateLimit) ->
         return
     # One insert moves the error up by n·ratio, one batch moves it down by B; with less room than both there is an
     # error at which neither side may move, and the run would stand still for ever.
-    least = (replay.batch_size + ratio * environment.num_envs) / 2
+    least = (replay.transitions + ratio * environment.num_envs) / 2
     if buffer < least:
         yield (
             f"rate_limit.error_buffer: {buffer:g} is below (batch_size + samples_per_insert·num_envs)/2 = {least:g}; "
@@ -166,6 +166,45 @@ def _rounds_actors(actors: Actors, sync: Sync) -> Iterator[str]:
         )
 
 
+def _fifo(replay: Replay, rate_limit: RateLimit) -> Iterator[str]:
+    if replay.sampler != "fifo" or rate_limit.samples_per_insert is None:
+        return
+    if rate_limit.samples_per_insert != 1:
+        yield (
+            f"rate_limit.samples_per_insert: {rate_limit.samples_per_insert:g} cannot be kept with sampler: fifo, "
+            "which draws each env step once; set 1 (actors wait for the learner), or null (they do not; what a slow "
+            "learner does not get to is lost)"
+        )
+    if rate_limit.min_size_to_sample > replay.batch_size:
+        yield (
+            f"rate_limit.min_size_to_sample: {rate_limit.min_size_to_sample} is above replay.batch_size "
+            f"{replay.batch_size}; with sampler: fifo those env steps would always be left waiting, and grow old"
+        )
+
+
+def _sequence(replay: Replay) -> Iterator[str]:
+    if replay.sampler != "sequence":
+        return
+    if replay.sequence.burn_in >= replay.sequence.length:
+        yield (
+            f"replay.sequence.burn_in: {replay.sequence.burn_in} is not below length {replay.sequence.length}; no step "
+            "would be learned from"
+        )
+    if replay.n_step != 1:
+        yield (
+            f"replay.n_step: {replay.n_step} means nothing with sampler: sequence, which gives the reward and discount "
+            "of each step; the algorithm adds them up. Set 1"
+        )
+
+
+def _hindsight(replay: Replay) -> Iterator[str]:
+    if replay.hindsight is not None and replay.sampler in ("fifo", "sequence"):
+        yield (
+            f"replay.hindsight: cannot be used with sampler: {replay.sampler}; goals that were not pursued make "
+            "off-policy transitions. Choose uniform or prioritized, or leave hindsight out"
+        )
+
+
 def _targets(budget: Budget, evaluation: Evaluation) -> Iterator[str]:
     if evaluation.interval_s is not None:
         return
@@ -211,6 +250,9 @@ RULES = (
     Rule(("environment", "replay", "sync"), _rounds_room),
     Rule(("staleness", "sync"), _rounds_staleness),
     Rule(("actors", "sync"), _rounds_actors),
+    Rule(("replay", "rate_limit"), _fifo),
+    Rule(("replay",), _sequence),
+    Rule(("replay",), _hindsight),
     Rule(("budget", "evaluation"), _targets),
     Rule(("redis",), _urls),
     Rule(("redis",), _memory),

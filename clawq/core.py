@@ -146,6 +146,23 @@ class Batch:
     made_by: Any = None
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SequenceBatch(Batch):
+    """B sampled sequences of up to L steps in a row of one env, for recurrent policies (see replay.sequences).
+
+    The axes are [L, B]: time first. `obs`, `action`, `reward`, `discount`, `next_obs`, `weights_version` and `extras`
+    are as in Batch, of one step each, with L before B; `next_obs[l]` is `obs[l + 1]`. `importance_weight` and `row` (of
+    the first step) stay [B]. Behind the end of a sequence the last obs is repeated, and all else is 0.
+
+    Attributes:
+        mask: bool [L, B]: learn from this step (it happened, and it is no burn-in).
+        steps: int64 [B], how many steps really happened, burn-in included, 1..L.
+    """
+
+    mask: Any
+    steps: Any
+
+
 class Algorithm(Protocol):
     """The learner's side of an algorithm: networks, optimisers, normaliser."""
 
@@ -191,8 +208,16 @@ class Policy(Protocol):
         ...
 
 
+#: What an algorithm plugin that names no `samplers` learns from.
+OFF_POLICY = ("uniform", "prioritized")
+
+
 class AlgorithmPlugin(Protocol):
-    """Entry point group `clawq.algorithms`."""
+    """Entry point group `clawq.algorithms`.
+
+    A plugin may have `samplers`, a tuple of the values of `replay.sampler` that it can learn from: `fifo` for one that
+    is on-policy, `sequence` for one that is recurrent (its `step` is given a SequenceBatch). Without it: OFF_POLICY.
+    """
 
     Options: type[Any]
 
@@ -308,6 +333,7 @@ class MetricWriter(Protocol):
 
 
 __all__ = [
+    "OFF_POLICY",
     "Algorithm",
     "AlgorithmPlugin",
     "Batch",
@@ -321,6 +347,7 @@ __all__ = [
     "MetricWriter",
     "Policy",
     "RenderedEnv",
+    "SequenceBatch",
     "StepResult",
     "VectorEnv",
     "Weights",

@@ -98,6 +98,8 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),
         "ring/size": Metric("env steps", "rows in the ring"),
         "late_priorities": Metric("rows", "priorities that came for rows which were gone by then", "0"),
+        "fifo/waiting": Metric("env steps", "not drawn yet, with sampler: fifo", "a batch or two"),
+        "fifo/wasted": Metric("env steps", "overwritten or masked before they were drawn, with sampler: fifo", "0"),
         "limiter/error": Metric("samples", "inserts · samples_per_insert − samples", "inside its bounds"),
         # Learning
         "episode/return": Metric("reward", "mean undiscounted return of training episodes, with exploration", "rises"),

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from clawq.config import RunConfig
 from clawq.config_file import load_config, parse_config, to_yaml
+from clawq.config_rules import broken_rules
 from clawq.config_yaml import apply_overrides
 from clawq.errors import ConfigError
 
@@ -324,3 +326,29 @@ def test_an_override_sets_its_key_or_says_why_not(tree: dict[str, object], path:
     for key in path:
         at = at.get(key) if isinstance(at, dict) else None
     assert (at == value) == (not told)
+
+
+@pytest.mark.parametrize(
+    ("replay", "limit", "told"),
+    [
+        (
+            {"sampler": "fifo"},
+            {"samples_per_insert": 4, "min_size_to_sample": 8},
+            "4 cannot be kept",
+        ),
+        ({"sampler": "fifo"}, {"samples_per_insert": 1}, "min_size_to_sample: 2000 is above replay.batch_size"),
+        ({"sampler": "sequence", "sequence": {"length": 4, "burn_in": 4}}, {}, "burn_in: 4 is not below length 4"),
+        ({"sampler": "sequence", "n_step": 3}, {}, "n_step: 3 means nothing with sampler: sequence"),
+        ({"sampler": "fifo", "hindsight": {}}, {}, "hindsight: cannot be used with sampler: fifo"),
+        ({"sampler": "sequence", "hindsight": {}}, {}, "hindsight: cannot be used with sampler: sequence"),
+    ],
+)
+def test_ways_of_sampling_that_cannot_work_are_refused(
+    replay: dict[str, Any], limit: dict[str, Any], told: str
+) -> None:
+    config = RunConfig.model_validate(
+        {"name": "t", "environment": {"name": "point"}, "replay": replay, "rate_limit": limit}
+    )
+    sections = {name: one for name in RunConfig.model_fields if (one := getattr(config, name)) is not None}
+    [mistake] = broken_rules(sections)
+    assert told in mistake

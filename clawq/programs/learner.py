@@ -150,6 +150,7 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
     if state is not None:
         trainer.load_state_dict(state, publisher.head())
         refill(parts.ring, reader.read_back(state["consumer"]["cursors"]), make_examiner(run))
+        parts.sampler.refilled()
         parts.limiter.rebase(parts.ring.size)
         say(
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "

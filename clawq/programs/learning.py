@@ -52,9 +52,9 @@ def update(parts: Parts, progress: float, version: int) -> bool:
     """
     batch = parts.ageing.weigh(parts.batches.next(progress), version)
     made = parts.updater.update(batch, progress)
-    if made and not parts.sampler.steady:
+    if made and parts.sampler.wants_td_error:
         parts.batches.learned(batch, parts.updater.algorithm.td_error)
-    parts.limiter.sampled(parts.config.replay.batch_size)
+    parts.limiter.sampled(parts.config.replay.transitions)
     return made
 
 

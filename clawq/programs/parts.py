@@ -12,7 +12,7 @@ import torch
 
 from clawq import plugins
 from clawq.config import Replay, RunConfig
-from clawq.core import AlgorithmPlugin, Entry, FragmentSource, GoalReward
+from clawq.core import OFF_POLICY, AlgorithmPlugin, Entry, FragmentSource, GoalReward
 from clawq.errors import UserError
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
@@ -23,9 +23,11 @@ from clawq.programs.run import Run
 from clawq.programs.schedule import SCHEDULE_FILE
 from clawq.programs.tempo import Tempo, make_tempo, terms_of
 from clawq.programs.updater import Updater
-from clawq.replay.batches import Batches
+from clawq.replay.batches import Batches, Gathers
 from clawq.replay.consumer import Consumer
+from clawq.replay.fifo import FifoSampler
 from clawq.replay.hindsight import Hindsight
+from clawq.replay.nstep import Gatherer
 from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
 from clawq.replay.returns import Returns
@@ -33,6 +35,7 @@ from clawq.replay.ring import ReplayRing, forecast_bytes
 from clawq.replay.round_limiter import RoundLimiter
 from clawq.replay.rounds import Rounds, RoundSupply
 from clawq.replay.samplers import Sampler, UniformSampler
+from clawq.replay.sequences import SequenceGatherer, Sequences
 from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.transport.codec import decode
@@ -94,14 +97,14 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
     replay = config.replay
     ring = ReplayRing(run.spec, replay.capacity, device)
     generator = torch.Generator().manual_seed(config.seed)
-    sampler = make_sampler(replay, ring, generator)
-    if not sampler.steady and getattr(algorithm, "td_error", None) is None:
+    check_sampler(config, plugin, largest_fragment_steps(run))
+    limiter = limiter_of(run)
+    sampler = make_sampler(replay, ring, generator, limiter)
+    if sampler.wants_td_error and getattr(algorithm, "td_error", None) is None:
         raise UserError(
             f"replay.sampler: {replay.sampler} needs TD errors, which the algorithm {config.algorithm.name} does not "
             "have; choose sampler: uniform"
         )
-    hindsight = make_hindsight(config, ring, generator)
-    limiter = limiter_of(run)
     rule = staleness_rule(config)
     consumer = Consumer(
         outside.source,
@@ -123,7 +126,14 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         consumer=consumer,
         ring=ring,
         sampler=sampler,
-        batches=Batches(ring, sampler, replay.batch_size, returns_of(replay), hindsight=hindsight),
+        batches=Batches(
+            ring,
+            sampler,
+            replay.batch_size,
+            make_gatherer(config, ring, generator),
+            # Of sequences even one batch is large.
+            most=1 if replay.sampler == "sequence" else None,
+        ),
         limiter=limiter,
         ageing=Ageing(ring, limiter, rule),
         intake=intake,
@@ -138,7 +148,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
 
 def limiter_of(run: Run) -> Unlimited:
     """The rate limiter that the configuration asks for."""
-    limit, batch_size = run.config.rate_limit, run.config.replay.batch_size
+    limit, batch_size = run.config.rate_limit, run.config.replay.transitions
     if run.config.sync is not None and limit.samples_per_insert is not None:
         return RoundLimiter(limit.samples_per_insert, limit.min_size_to_sample, batch_size)
     return make_limiter(
@@ -156,13 +166,45 @@ def staleness_rule(config: RunConfig) -> StalenessRule:
     return StalenessRule(wanted.target, wanted.hard, wanted.on_stale, wanted.decay)
 
 
-def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator) -> Sampler:
+def check_sampler(config: RunConfig, plugin: AlgorithmPlugin, largest_insert: int) -> None:
+    """UserError unless the algorithm learns from what the sampler gives, and the limiter lets it have that."""
+    replay, buffer = config.replay, config.rate_limit.error_buffer
+    fitting = tuple(getattr(plugin, "samplers", OFF_POLICY))
+    if replay.sampler not in fitting:
+        raise UserError(
+            f"replay.sampler: {replay.sampler} does not fit the algorithm {config.algorithm.name}, which learns from "
+            f"{' or '.join(fitting)}"
+        )
+    least = replay.batch_size + largest_insert
+    if replay.sampler == "fifo" and buffer is not None and buffer < least:
+        # With less, a rest that is smaller than a batch could keep the next fragment out.
+        raise UserError(
+            f"rate_limit.error_buffer: {buffer:g} is below batch_size {replay.batch_size} + {largest_insert} env steps "
+            f"of a fragment; with sampler: fifo both sides could come to wait for each other. Set at least {least}, or "
+            "null"
+        )
+
+
+def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator, limiter: Unlimited) -> Sampler:
     """The sampler that the configuration names, for a ring that is still empty."""
-    if replay.sampler == "uniform":
+    if replay.sampler in ("uniform", "sequence"):
         return UniformSampler(ring, generator)
+    if replay.sampler == "fifo":
+        return FifoSampler(ring, generator, replay.fifo.shuffle, limiter.excuse)
     wanted = replay.prioritized
     alpha = Schedule(wanted.alpha, wanted.alpha if wanted.alpha_final is None else wanted.alpha_final)
     return PrioritizedSampler(ring, generator, alpha, Schedule(wanted.beta, wanted.beta_final), wanted.epsilon)
+
+
+def make_gatherer(config: RunConfig, ring: ReplayRing, generator: torch.Generator) -> Callable[[], Gathers]:
+    """What makes batches of rows of that ring."""
+    replay = config.replay
+    if replay.sampler == "sequence":
+        wanted = replay.sequence
+        sequences = Sequences(wanted.length, wanted.burn_in, replay.gamma, replay.reward_scale)
+        return lambda: SequenceGatherer(ring, sequences)
+    hindsight = make_hindsight(config, ring, generator)
+    return lambda: Gatherer(ring, replay.batch_size, returns_of(replay), hindsight)
 
 
 def make_hindsight(config: RunConfig, ring: ReplayRing, generator: torch.Generator) -> Hindsight | None:

@@ -106,8 +106,8 @@ class Trainer:
                 self._now_and_then(now_s)
 
     def _update_once(self) -> bool:
-        parts, batch_size = self.parts, self.parts.config.replay.batch_size
-        if not parts.limiter.can_sample(batch_size) or parts.ring.size == 0:
+        parts, replay = self.parts, self.parts.config.replay
+        if not parts.limiter.can_sample(replay.transitions) or not parts.sampler.ready(replay.batch_size):
             return False
         parts.recorder.updated(self._thousandths)
         learning.update(parts, self._thousandths / PROGRESS_STEPS, self.version)

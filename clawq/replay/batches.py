@@ -8,18 +8,26 @@ drawn next (priorities), batches are drawn one by one.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
 
 from clawq.core import Batch
-from clawq.replay.hindsight import Hindsight
-from clawq.replay.nstep import Gatherer
-from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import Sampler
+from clawq.types import Array
 
 #: Batches drawn in a row at the most, and the memory that they may take: of large ones copying counts, not the calls.
 MOST_IN_A_ROW, MOST_BYTES = 4, 1_000_000
+
+
+class Gathers(Protocol):
+    """Makes a batch of rows."""
+
+    def gather(self, rows: Array, importance_weight: torch.Tensor | None = None) -> Batch:
+        """Of rows int64 [B] and importance weights float32 [B] (None = all are 1, in every call)."""
+        ...
 
 
 class Batches:
@@ -29,9 +37,8 @@ class Batches:
         ring: what is drawn from.
         sampler: picks the rows.
         batch_size: B.
-        returns: n, γ, and the factor on rewards.
+        gatherer: makes what gathers a batch into memory of its own; called for each batch that may be drawn ahead.
         most: batches drawn in a row; None = as many as pay.
-        hindsight: gives some of the rows other goals; its generator is the sampler's.
     """
 
     def __init__(
@@ -39,16 +46,15 @@ class Batches:
         ring: ReplayRing,
         sampler: Sampler,
         batch_size: int,
-        returns: Returns,
+        gatherer: Callable[[], Gathers],
         most: int | None = None,
-        hindsight: Hindsight | None = None,
     ) -> None:
         self._ring, self._sampler, self._batch_size = ring, sampler, batch_size
         if not sampler.steady:
             most = 1
         elif most is None:
             most = max(1, min(MOST_IN_A_ROW, MOST_BYTES // (2 * batch_size * ring.bytes_per_row)))
-        self._gatherers = [Gatherer(ring, batch_size, returns, hindsight) for _ in range(most)]
+        self._gatherers = [gatherer() for _ in range(most)]
         #: Batches that are drawn, each with the sampler's state before it.
         self._ahead: deque[tuple[Mapping[str, Any], Batch]] = deque()
         self._in_a_row = 1
@@ -84,6 +90,6 @@ class Batches:
         """Tell the sampler that an update was made from that batch, with TD errors float [B]."""
         self._sampler.learned(batch.row.cpu().numpy(), td_error)
 
-    def _draw(self, gatherer: Gatherer, progress: float) -> Batch:
+    def _draw(self, gatherer: Gathers, progress: float) -> Batch:
         draw = self._sampler.draw(self._batch_size, progress)
         return gatherer.gather(draw.rows, draw.importance_weight)

@@ -57,6 +57,7 @@ class PrioritizedSampler:
     """
 
     steady = False
+    wants_td_error = True
 
     def __init__(
         self,
@@ -79,6 +80,10 @@ class PrioritizedSampler:
         ring.watch(self)
 
     # --- sampling -----------------------------------------------------------------------------------------------
+
+    def ready(self, batch_size: int) -> bool:
+        """Rows may come several times: one is enough."""
+        return self._ring.size > 0
 
     def draw(self, batch_size: int, progress: float = 0.0) -> Draw:
         """Positions and importance weights of `batch_size` rows.
@@ -141,6 +146,9 @@ class PrioritizedSampler:
         self._generator.set_state(state["generator"])
         # A run that was sampled uniformly until now has neither.
         self._largest, self.late = float(state.get("largest", 1.0)), int(state.get("late", 0))
+
+    def refilled(self) -> None:
+        """Rows that came back are new again: they were given the largest priority as they were written."""
 
     def check_valid(self) -> tuple[bool, str]:
         """Do the priorities fit the ring? For tests and post-mortems."""

@@ -75,6 +75,13 @@ class Unlimited:
         """Count `transitions` that were sampled."""
         self.samples += transitions
 
+    def excuse(self, steps: int) -> None:
+        """Say that `steps` of the env steps inserted cannot be sampled any more (and are sampled once at most).
+
+        They then call for no samples, as if they had never come.
+        """
+        self._exempt += steps
+
     def rebase(self, size: int) -> None:
         """Say, after a resume, how many env steps the ring really holds (it may not have been rebuilt whole).
 

@@ -37,11 +37,18 @@ class Sampler(Protocol):
     """Picks the rows of each batch.
 
     Attributes:
-        steady: what it draws depends on the ring and its generator alone, not on what was learned since.
+        steady: what it draws depends on the ring and its generator alone, not on what was drawn or learned since.
+        wants_td_error: `learned` must be told after every update.
     """
 
     @property
     def steady(self) -> bool: ...
+    @property
+    def wants_td_error(self) -> bool: ...
+    def ready(self, batch_size: int) -> bool:
+        """Can a batch of that size be drawn now?"""
+        ...
+
     def draw(self, batch_size: int, progress: float) -> Draw:
         """Rows of one batch; `progress` is the spent share of the budget, 0..1.
 
@@ -59,6 +66,10 @@ class Sampler(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def refilled(self) -> None:
+        """After `load_state_dict`: the ring holds again what it held (as far as it could be brought back)."""
+        ...
+
     def check_valid(self) -> tuple[bool, str]:
         """Does what it knows fit the ring? (True, "") or (False, what is wrong)."""
         ...
@@ -73,11 +84,16 @@ class UniformSampler:
     """
 
     steady = True
+    wants_td_error = False
 
     def __init__(self, ring: ReplayRing, generator: torch.Generator) -> None:
         self._ring, self._generator = ring, generator
         self._draws = torch.empty(0, dtype=torch.int64)
         self._drawn: Array = self._draws.numpy()
+
+    def ready(self, batch_size: int) -> bool:
+        """Rows may come several times: one is enough."""
+        return self._ring.size > 0
 
     def draw(self, batch_size: int, progress: float = 0.0) -> Draw:
         """See Sampler; `progress` changes nothing here."""
@@ -126,6 +142,9 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._generator.set_state(state["generator"])
+
+    def refilled(self) -> None:
+        """It knows nothing of the rows."""
 
     def check_valid(self) -> tuple[bool, str]:
         """Is the ring's count right, from which the draws needed are worked out? For tests and post-mortems."""

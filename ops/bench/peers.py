@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from clawq.replay.batches import Batches
+from clawq.replay.nstep import Gatherer
 from clawq.replay.prioritized import PrioritizedSampler
 from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
@@ -61,10 +62,11 @@ class Ours:
         return lambda: self._put(self.uniform_ring)
 
     def uniform(self, size: int) -> Call:
-        return Batches(self.uniform_ring, self._uniform, size, Returns(1, 0.98)).next
+        return Batches(self.uniform_ring, self._uniform, size, gatherer(self.uniform_ring, size)).next
 
     def prioritized(self, size: int) -> Call:
-        batches, error = Batches(self.ring, self._prioritized, size, Returns(1, 0.98)), torch.rand(size)
+        batches = Batches(self.ring, self._prioritized, size, gatherer(self.ring, size))
+        error = torch.rand(size)
 
         def draw() -> None:
             batches.learned(batches.next(), error)
@@ -149,6 +151,11 @@ class Sb3:
 
     def prioritized(self, size: int) -> Call | None:
         return None
+
+
+def gatherer(ring: ReplayRing, size: int) -> Callable[[], Gatherer]:
+    """Makes one-step batches of a ring."""
+    return lambda: Gatherer(ring, size, Returns(1, 0.98))
 
 
 def rates(calls: Mapping[str, Call], transitions: int, turns: int, seconds: float) -> dict[str, float]:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import redis
 import torch
+import watching
+from checked import checked
 
 from clawq.algorithms.td3_learner import Td3
-from clawq.config import Hindsight, RunConfig
+from clawq.config import Fifo, Hindsight, RunConfig, Sequence
 from clawq.errors import UserError
 from clawq.programs import learner
 from clawq.programs.run import Run, make_folders
@@ -115,6 +117,11 @@ class Desk:
         changed = config.replay.model_copy(update=replay)
         self.session.run = replace(self.session.run, config=config.model_copy(update={"replay": changed}))
 
+    def change(self, **sections: Any) -> None:
+        """Change whole sections of the run's configuration."""
+        raw = self.session.run.config.model_dump()
+        self.session.run = replace(self.session.run, config=RunConfig.model_validate({**raw, **sections}))
+
     def trainer(self, resume: bool = False) -> Trainer:
         trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None)
         self._open.append((trainer, writers))
@@ -158,6 +165,13 @@ class Desk:
             trainer.close()
             writers.close()
         delete_run(self.data, self.keys)
+
+
+@pytest.fixture
+def everything_is_checked() -> Iterator[None]:
+    """Ring, samplers, sum tree, limiter and staging: `check_valid()` after each change."""
+    with checked():
+        yield
 
 
 @pytest.fixture
@@ -395,4 +409,111 @@ def test_priorities_without_td_errors_are_refused(desk: Desk, monkeypatch: pytes
 def test_hindsight_without_goals_is_refused(desk: Desk) -> None:
     desk.configure(hindsight=Hindsight())
     with pytest.raises(UserError, match=r"replay.hindsight: .* has no goals"):
+        desk.trainer()
+
+
+# --- the ways of sampling, through the real trainer ------------------------------------------------------------------
+
+
+@pytest.fixture
+def watching_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+
+def valid_ids(*slots: Slot) -> list[int]:
+    """Ids of the observations of all valid env steps that were sent, in the order of sending."""
+    return [int(one) for one in valid_rows(*slots)[:, 0]]
+
+
+@pytest.mark.usefixtures("watching_plugins", "everything_is_checked")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_on_policy_algorithm_is_given_each_env_step_once_also_over_a_resume(desk: Desk, shuffle: bool) -> None:
+    limit = {"samples_per_insert": 1, "min_size_to_sample": 16, "error_buffer": None}
+    desk.change(algorithm={"name": "watching-fifo"}, rate_limit=limit)
+    desk.configure(sampler="fifo", fifo=Fifo(shuffle=shuffle))
+    a = desk.slot("a", 1)
+    seen: list[int] = []
+
+    def note(trainer: Trainer) -> None:
+        algorithm = trainer.parts.updater.algorithm
+        assert isinstance(algorithm, watching.Watching)
+        seen.extend(int(one) for ids, _ in algorithm.seen for one in ids)
+
+    a.send(6)
+    first = desk.trainer()
+    desk.train(first, entries=6, updates=(len(valid_ids(a)) - 16) // 16)
+    desk.train_on(first)
+    numbers = first.numbers()
+    assert numbers["fifo/waiting"] == len(valid_ids(a)) % 16
+    assert numbers["fifo/wasted"] == 0
+    first.checkpoint(wait=True)
+    desk.abandon(first)
+    note(first)
+    second = desk.trainer(resume=True)
+    assert second.numbers()["fifo/waiting"] == numbers["fifo/waiting"]
+    a.send(30)
+    desk.train(second, entries=36)
+    desk.train_on(second)
+    note(second)
+    assert len(seen) == len(set(seen)) == len(valid_ids(a)) // 16 * 16
+    assert set(seen) <= set(valid_ids(a))
+    if not shuffle:
+        assert seen == valid_ids(a)[: len(seen)]
+    limiter = second.parts.limiter
+    assert limiter.samples == 16 * second.parts.updater.updates == len(seen)
+
+
+@pytest.mark.usefixtures("watching_plugins")
+def test_a_recurrent_algorithm_is_given_sequences_and_the_limiter_counts_their_steps(desk: Desk) -> None:
+    limit = {"samples_per_insert": 2, "min_size_to_sample": 40, "error_buffer": None}
+    desk.change(algorithm={"name": "watching-sequence"}, rate_limit=limit)
+    desk.configure(sampler="sequence", sequence=Sequence(length=7, burn_in=2), batch_size=4)
+    a = desk.slot("a", 1)
+    a.send(8)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=8, updates=3)
+    desk.train_on(trainer)
+    algorithm, parts = trainer.parts.updater.algorithm, trainer.parts
+    assert isinstance(algorithm, watching.Watching)
+    assert len(algorithm.seen) == parts.updater.updates
+    for ids, mask in algorithm.seen:
+        assert ids.shape == (7, 4)
+        assert mask is not None
+        assert not mask[:2].any()
+    assert any(bool(mask[2:].all(0).any()) for _, mask in algorithm.seen if mask is not None)
+    assert parts.limiter.samples == parts.updater.updates * 4 * 5
+    low, _ = parts.limiter.bounds
+    assert low <= parts.limiter.error < low + 4 * 5
+
+
+@pytest.mark.usefixtures("watching_plugins")
+@pytest.mark.parametrize(
+    ("algorithm", "sampler", "told"),
+    [
+        (
+            "td3",
+            "fifo",
+            "replay.sampler: fifo does not fit the algorithm td3, which learns from uniform or",
+        ),
+        ("td3", "sequence", "sequence does not fit the algorithm td3"),
+        ("watching-fifo", "uniform", "uniform does not fit the algorithm watching-fifo, which learns from fifo"),
+        ("watching-sequence", "fifo", "which learns from sequence"),
+    ],
+)
+def test_a_sampler_that_an_algorithm_cannot_learn_from_is_refused(
+    desk: Desk, algorithm: str, sampler: str, told: str
+) -> None:
+    desk.change(algorithm={"name": algorithm})
+    desk.configure(sampler=sampler)
+    with pytest.raises(UserError, match=told):
+        desk.trainer()
+
+
+@pytest.mark.usefixtures("watching_plugins")
+def test_a_buffer_in_which_a_rest_could_keep_the_next_fragment_out_is_refused(desk: Desk) -> None:
+    limit = {"samples_per_insert": 1, "min_size_to_sample": 16, "error_buffer": 130}
+    desk.change(algorithm={"name": "watching-fifo"}, rate_limit=limit)
+    desk.configure(sampler="fifo")
+    with pytest.raises(UserError, match=r"error_buffer: 130 is below .* Set at least 144, or null"):
         desk.trainer()

@@ -8,7 +8,7 @@ import torch
 
 from clawq.core import Batch
 from clawq.replay.batches import Batches
-from clawq.replay.nstep import gather
+from clawq.replay.nstep import Gatherer, gather
 from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
@@ -32,7 +32,7 @@ def new_ring() -> tuple[ReplayRing, TrueSlot]:
 
 def new_batches(ring: ReplayRing, n: int, most: int | None) -> tuple[Batches, UniformSampler]:
     sampler = UniformSampler(ring, torch.Generator().manual_seed(1))
-    return Batches(ring, sampler, SIZE, Returns(n, GAMMA, SCALE), most), sampler
+    return Batches(ring, sampler, SIZE, lambda: Gatherer(ring, SIZE, Returns(n, GAMMA, SCALE)), most), sampler
 
 
 @pytest.mark.parametrize("n", [1, 3])

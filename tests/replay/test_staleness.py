@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from clawq.errors import ConfigError
 from clawq.replay.batches import Batches
-from clawq.replay.nstep import gather
+from clawq.replay.nstep import Gatherer, gather
 from clawq.replay.prioritized import PrioritizedSampler
 from clawq.replay.rate_limiter import RateLimiter, Unlimited
 from clawq.replay.returns import Returns
@@ -106,7 +107,7 @@ def test_masked_rows_are_never_drawn_whatever_the_sampler() -> None:
         sampler = PrioritizedSampler(ring, generator) if prioritized else UniformSampler(ring, generator)
         filled(ring, range(1, 9))
         ageing = Ageing(ring, Unlimited(1), StalenessRule(hard=2))
-        batches = Batches(ring, sampler, 64, returns())
+        batches = Batches(ring, sampler, 64, partial(Gatherer, ring, 64, returns()))
         batches.next()
         ageing.advance(8)
         for _ in range(20):
