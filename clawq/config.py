@@ -300,6 +300,27 @@ class Redis(Section):
     stream_bytes: Annotated[int, Field(ge=1_000_000)] | None = None
 
 
+class Archive(Section):
+    """The streams on disk too, so that the log can be larger than memory and outlive Redis.
+
+    Attributes:
+        enabled: off by default; a run writes as much as its actors send.
+        folder: where archives are kept, each in a folder named after its run; null = in the run folder.
+        segment_bytes: size at which a segment file is full.
+        bytes: most bytes of a run's archive, the oldest segments go; null = no bound.
+        compression: `zstd` (what does not get smaller is stored as it is) or `none`.
+        on_full: when the disk refuses and the streams have reached their budget: `gap` lets them be trimmed, and what
+            went is missing from the archive and counted; `block` keeps it, and actors are held back.
+    """
+
+    enabled: bool = False
+    folder: str | None = None
+    segment_bytes: Annotated[int, Field(ge=1_000_000, le=4_000_000_000)] = 64_000_000
+    bytes: Positive | None = None
+    compression: Literal["zstd", "none"] = "zstd"
+    on_full: Literal["gap", "block"] = "gap"
+
+
 class Cores(Section):
     """Who gets how many cores on this machine; null = chosen from what the process may use (see clawq.cores).
 
@@ -355,5 +376,6 @@ class RunConfig(Section):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     redis: Redis = Redis()
+    archive: Archive = Archive()
     cores: Cores = Cores()
     record: Record = Record()

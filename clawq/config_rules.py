@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from clawq.config import (
     Actors,
+    Archive,
     Budget,
     Environment,
     Evaluation,
@@ -239,6 +240,14 @@ def _memory(redis: Redis) -> Iterator[str]:
         )
 
 
+def _archive(archive: Archive) -> Iterator[str]:
+    if archive.bytes is not None and archive.bytes < 2 * archive.segment_bytes:
+        yield (
+            f"archive.bytes: {archive.bytes} is below 2·archive.segment_bytes = {2 * archive.segment_bytes}; "
+            "the oldest segments go whole, and one is always being written"
+        )
+
+
 RULES = (
     Rule(("exploration",), _noise),
     Rule(("environment", "replay"), _ring),
@@ -256,6 +265,7 @@ RULES = (
     Rule(("budget", "evaluation"), _targets),
     Rule(("redis",), _urls),
     Rule(("redis",), _memory),
+    Rule(("archive",), _archive),
 )
 
 

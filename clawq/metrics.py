@@ -94,6 +94,10 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "rounds": Metric("rounds", "closed and trained on", "grows"),
         "short_rounds": Metric("rounds", "of these, gone on without the quota of some actor", "0"),
         "late_fragments": Metric("fragments", "used in a later round than the one they were made for", "0"),
+        "archive/bytes": Metric("bytes", "the archive's files", "below archive.bytes"),
+        "archive/fragments": Metric("fragments", "held by the archive", "grows"),
+        "archive/dropped_fragments": Metric("fragments", "gone with the oldest segments (archive.bytes)"),
+        "archive/gap_fragments": Metric("fragments", "missing between those archived, since the learner started", "0"),
         # Replay
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),
         "ring/size": Metric("env steps", "rows in the ring"),

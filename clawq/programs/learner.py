@@ -29,6 +29,7 @@ from clawq.core import Control
 from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
+from clawq.programs.archiving import open_archiver
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.link import Link, Wires
@@ -38,6 +39,7 @@ from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
 from clawq.replay.refill import refill
 from clawq.replay.ring import forecast_bytes
+from clawq.transport.archiver import Archiver
 from clawq.transport.client import max_memory_bytes
 from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
 from clawq.transport.readers import StreamReader
@@ -93,7 +95,11 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
     say(f"learner: device {device}; {cores.text}")
     session.state = "failed"
     with ExitStack() as stack:
-        trainer, writers = build(session, device, resume, say)
+        archiver = open_archiver(session.run, session.data, say)
+        if archiver is not None:
+            # The last to end: what the streams hold by then is archived.
+            stack.callback(archiver.close, END_S)
+        trainer, writers = build(session, device, resume, say, archiver)
         if resume:
             # The state fits the configuration that was given: it is the run's own from now on.
             with writing(session.run.folder):
@@ -106,6 +112,8 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         trainer.parts.consumer.start()
         session.claim.hold_for(CLAIM_TTL_S)
         trainer.parts.link.start()
+        if archiver is not None:
+            archiver.start()
         trainer.publish()
         finish = Finish(session.run, session.data_url, session.spawner, trainer)
         try:
@@ -121,7 +129,9 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         return report
 
 
-def build(session: Session, device: str, resume: bool, say: Callable[[str], None]) -> tuple[Trainer, Any]:
+def build(
+    session: Session, device: str, resume: bool, say: Callable[[str], None], archiver: Archiver | None = None
+) -> tuple[Trainer, Any]:
     """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
     check_ring_fits(run, device)
@@ -136,6 +146,7 @@ def build(session: Session, device: str, resume: bool, say: Callable[[str], None
         board=Board(data, keys),
         reader=reader,
         heartbeats=Heartbeats(data, keys),
+        archiver=archiver,
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
     link = Link(wires, desired, stream_budget(session), session.after_event)

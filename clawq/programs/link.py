@@ -18,6 +18,7 @@ from typing import Any
 
 from clawq.core import Control
 from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
+from clawq.transport.archiver import Archiver, least
 from clawq.transport.claims import Claim
 from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats
 from clawq.transport.readers import StreamReader
@@ -58,6 +59,7 @@ class Wires:
     board: Board
     reader: StreamReader
     heartbeats: Heartbeats
+    archiver: Archiver | None = None
 
 
 class Link:
@@ -150,8 +152,15 @@ class Link:
 
     def figures(self) -> dict[str, float]:
         """What this side knows of streams and workers, by metric name."""
+        archiver = self._wires.archiver
         with self._lock:
-            return dict(self._figures)
+            return {**self._figures, **(archiver.metrics() if archiver is not None else {})}
+
+    @property
+    def note(self) -> str | None:
+        """What is wrong with Redis or the archive, for people; None while all is well."""
+        archiver = self._wires.archiver
+        return self.trouble or (archiver.trouble if archiver is not None else None)
 
     def check(self) -> None:
         """Raise what ended the thread, if something did."""
@@ -191,9 +200,15 @@ class Link:
         self._send_control()
         self._send_weights()
         self._send_small()
-        self._wires.reader.trim(self._checkpointed, self.stream_budget_bytes)
+        self._wires.reader.trim(self._trimmable(), self.stream_budget_bytes)
         self._receive()
         self._look_around()
+
+    def _trimmable(self) -> Mapping[str, str]:
+        """Slot -> id behind which all required readers are."""
+        archiver = self._wires.archiver
+        archived = archiver.holds() if archiver is not None else None
+        return self._checkpointed if archived is None else least(self._checkpointed, archived)
 
     def _send_weights(self) -> None:
         with self._lock:

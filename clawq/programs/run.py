@@ -6,6 +6,7 @@ The folder holds everything that a run leaves behind:
     run.json          id, tag, environment spec; what `--resume` and `clawq status` start from
     metrics.jsonl     one line a second;  tb/  the same for TensorBoard
     checkpoints/      newest K and the best one
+    archive/          the experience on disk (with archive.enabled)
     weights/          the untrained and the final weights, as safetensors
     curve.png, hand.gif, report.json
     logs/             one log for each process
@@ -69,6 +70,12 @@ class Run:
     def weights(self) -> Path:
         """Folder of exported weights."""
         return self.folder / "weights"
+
+    @property
+    def archive(self) -> Path:
+        """Folder of the archive, whether there is one or not."""
+        chosen = self.config.archive.folder
+        return self.folder / "archive" if chosen is None else Path(chosen).expanduser().absolute() / self.id
 
     def save(self) -> None:
         """Write run.json (atomically: readers see the old one or the new one)."""

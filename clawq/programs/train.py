@@ -379,7 +379,7 @@ class Trainer:
         """Send the run's numbers to the board and to the writers."""
         numbers, link = self.numbers(), self.parts.link
         link.show(
-            {**numbers, "stage": self.stage, "note": link.trouble or self.notices.recent, **self.parts.tempo.texts()}
+            {**numbers, "stage": self.stage, "note": link.note or self.notices.recent, **self.parts.tempo.texts()}
         )
         self._report(self.parts.intake.env_steps, numbers["wall_s"], numbers)
 

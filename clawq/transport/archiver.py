@@ -89,7 +89,7 @@ class Archiver:
     def _run(self) -> None:
         try:
             self._copy()
-            self._writer.close()
+            self._end()
         # It must not end the run; whoever looks at `failure` or the log learns of it.
         except BaseException as error:
             log.exception("the archive is not written any more")
@@ -129,6 +129,14 @@ class Archiver:
             self._recovered()
             return drained
         return False
+
+    def _end(self) -> None:
+        try:
+            self._writer.sync()
+            self._acknowledge()
+        except (StoreUnavailable, StoreFull, OSError) as error:
+            log.warning("while closing the archive: %s", error)
+        self._writer.close()
 
     def _read(self) -> None:
         if not self._pending:

@@ -1,0 +1,53 @@
+"""The learner's archive: opened before it trains, written beside it.
+
+What stands between a configuration and an `Archiver`: whether there is one, where, and words for people when the folder
+cannot be used. Reading a run's log from its folder is here too, for whoever has no learner.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from clawq.errors import ArchiveUnfit, UserError
+from clawq.programs.run import Run
+from clawq.transport.archive import Archive
+from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
+from clawq.transport.archiver import ARCHIVE, Archiver
+from clawq.transport.keys import RunKeys
+from clawq.transport.log import RunLog
+from clawq.transport.readers import StreamReader
+
+
+def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver | None:
+    """The archiver of a run, not started yet; None if the configuration wants none.
+
+    Args:
+        run: whose.
+        data: client of the data server.
+        say: told what a crash or a bad disk cost.
+
+    Raises:
+        UserError: the folder cannot be used.
+    """
+    wanted = run.config.archive
+    if not wanted.enabled:
+        return None
+    limits = ArchiveLimits(wanted.segment_bytes, wanted.bytes, wanted.compression == "zstd")
+    try:
+        writer = ArchiveWriter(run.archive, run.tag, limits)
+    except OSError as error:
+        raise UserError(
+            f"the archive {run.archive} cannot be written: {error.strerror or error}. Choose another folder with "
+            "archive.folder=PATH, or go without: archive.enabled=false"
+        ) from None
+    except ArchiveUnfit as error:
+        raise UserError(f"{error}. Choose another folder with archive.folder=PATH.") from None
+    for loss in writer.losses:
+        say(f"archive: {loss}")
+    reader = StreamReader(data, RunKeys(run.tag), ARCHIVE, writer.cursors(), retain=False)
+    return Archiver(reader, writer, wanted.on_full)
+
+
+def open_log(run: Run, data: Any | None) -> RunLog:
+    """The log of a run: its streams if a client is given, and its archive if there is one."""
+    archive = Archive(run.archive, run.tag) if run.archive.is_dir() else None
+    return RunLog(None if data is None else (data, RunKeys(run.tag)), archive)
