@@ -28,6 +28,7 @@ people: what was wrong, where, what is allowed, what to do.
       RateLimitTimeout            which side was blocked, the error, the bounds
       LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten ·
                                   ScheduleInvalid · ExperienceGone
+        CheckpointInvalid         SnapshotInvalid (the replay ring's part of it)
       ActorFailed                 an actor or another exec'ed program ended badly
 """
 
@@ -253,6 +254,10 @@ class TooManyNonFinite(LearnerError):
 
 class CheckpointInvalid(LearnerError):
     """A checkpoint cannot be used: damaged, of another run or of another shape."""
+
+
+class SnapshotInvalid(CheckpointInvalid):
+    """A snapshot of the replay ring, or a file of it, cannot be used: missing, damaged, of another run or shape."""
 
 
 class CheckpointNotWritten(LearnerError):

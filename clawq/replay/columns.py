@@ -1,8 +1,8 @@
 """Columns of the replay ring: tensors with one row for each ring row, on the learner's device.
 
-`Column` holds one array, `Selection` some rows of it. `Packed` holds all float32 arrays of a row side by side, so that
-sampling a row touches one place in memory and one kernel gathers everything (on a CPU this halves the time of a batch);
-its parts are views.
+`Column` holds one array, `TrackedColumn` knows what of it was changed, `Selection` is some rows of it. `Packed` holds
+all float32 arrays of a row side by side, so that sampling a row touches one place in memory and one kernel gathers
+everything (on a CPU this halves the time of a batch); its parts are views.
 
 On the CPU a tensor and the numpy array through which it is written share their memory (`host`). On CUDA a write goes
 through pinned memory, one asynchronous copy for each contiguous piece; torch's pinned allocator hands a block out again
@@ -20,6 +20,9 @@ import torch
 
 from clawq.specs import ArraySpec
 from clawq.types import Array
+
+#: Slots in one block of a TrackedColumn.
+BLOCK = 1024
 
 
 def pieces(at: int, count: int, capacity: int) -> Iterator[tuple[int, int, int]]:
@@ -77,6 +80,15 @@ class Column:
         else:
             self._send(at, staged)
 
+    def read(self, at: int, count: int) -> Array:
+        """A copy of `count` rows from slot `at` on, on the host."""
+        source = self.tensor if self.host is None else self.host
+        parts = [source[start:stop] for start, stop, _ in pieces(at, count, self.capacity)]
+        copied: Array = np.concatenate(
+            [part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts]
+        )
+        return copied
+
     def fill(self, at: int, count: int, value: float) -> None:
         """Set `count` rows from slot `at` on to one number."""
         for start, stop, _ in pieces(at, count, self.capacity):
@@ -111,6 +123,39 @@ class Column:
     def _send(self, at: int, staged: torch.Tensor) -> None:
         for start, stop, done in pieces(at, len(staged), self.capacity):
             self.tensor[start:stop].copy_(staged[done : done + stop - start], non_blocking=True)
+
+
+class TrackedColumn(Column):
+    """A column on the host that knows which of its blocks of slots were written since it was asked last."""
+
+    def __init__(self, capacity: int, spec: ArraySpec) -> None:
+        super().__init__(capacity, spec, torch.device("cpu"))
+        self._changed = np.zeros(-(-capacity // BLOCK), np.bool_)
+
+    def write(self, at: int, rows: Array) -> None:
+        """As Column."""
+        super().write(at, rows)
+        self._note(at, len(rows))
+
+    def fill(self, at: int, count: int, value: float) -> None:
+        """As Column."""
+        super().fill(at, count, value)
+        self._note(at, count)
+
+    def put(self, slots: Array, value: float, lane: int | None = None) -> None:
+        """As Column."""
+        super().put(slots, value, lane)
+        self._changed[slots // BLOCK] = True
+
+    def take_changes(self) -> Array:
+        """Numbers of the blocks (slots b·BLOCK up to (b + 1)·BLOCK) written since the last call, ascending."""
+        blocks = np.flatnonzero(self._changed)
+        self._changed[:] = False
+        return blocks
+
+    def _note(self, at: int, count: int) -> None:
+        for start, stop, _ in pieces(at, count, self.capacity):
+            self._changed[start // BLOCK : (stop - 1) // BLOCK + 1] = True
 
 
 class Selection:
@@ -153,12 +198,21 @@ class Packed(Column):
             self._spans[name] = slice(width, width + one.size)
             width += one.size
 
+    @property
+    def names(self) -> list[str]:
+        """The arrays, in their order."""
+        return list(self._spans)
+
     def __contains__(self, name: str) -> bool:
         return name in self._spans
 
     def span(self, first: str, last: str) -> slice:
         """The columns of neighbours, from one array to another."""
         return slice(self._spans[first].start, self._spans[last].stop)
+
+    def behind(self, prefix: str) -> slice:
+        """The columns behind all arrays whose name begins so (they are the first ones)."""
+        return slice(max((one.stop for name, one in self._spans.items() if name.startswith(prefix)), default=0), None)
 
     def part(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         """One array of packed rows: [R, width] -> [R, *shape]; a view (contiguous only along its last axes)."""

@@ -23,14 +23,15 @@ the learner's thread alone. Does not know duplicates (consumer), what is sampled
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from clawq.errors import ConfigError
-from clawq.replay.columns import Column, Packed, pieces
+from clawq.replay.columns import Column, Packed, TrackedColumn, pieces
+from clawq.replay.layout import Layout
 from clawq.replay.seams import Placed, joined_envs
 from clawq.replay.validation import check_schema
 from clawq.specs import ArraySpec, EnvSpec
@@ -38,7 +39,8 @@ from clawq.types import Array, BoolArray, Fragment
 
 #: Where hop, weights version and the way back are in `links`.
 HOP, VERSION, BACK = 0, 1, 2
-HOST = torch.device("cpu")
+#: Rows that are looked at in one go where all of a ring is.
+AT_ONCE = 1 << 20
 #: Bytes of a row beside obs, action, extras: reward and bootstrap, three links, truncated, valid.
 SCALAR_BYTES = 4 + 4 + 3 * 4 + 1 + 1
 
@@ -111,8 +113,8 @@ class ReplayRing:
         scalars = {"action": ArraySpec((spec.action.size,)), "reward": ArraySpec(()), "bootstrap": ArraySpec(())}
         self.packed = Packed(capacity, floats | scalars, self.device)
         self.separate = {name: Column(capacity, one, self.device) for name, one in named.items() if name not in floats}
-        self.links = Column(capacity, ArraySpec((3,), "int32"), HOST)
-        self.valid = Column(capacity, ArraySpec((), "bool"), HOST)
+        self.links = TrackedColumn(capacity, ArraySpec((3,), "int32"))
+        self.valid = TrackedColumn(capacity, ArraySpec((), "bool"))
         self.truncated = Column(capacity, ArraySpec((), "bool"), self.device)
         self._head = self._oldest = self._size = self._inserted = self._voided = 0
         self._newest = (0, 0)
@@ -138,6 +140,15 @@ class ReplayRing:
     def oldest(self) -> int:
         """Position of the oldest live row."""
         return self._oldest
+
+    @property
+    def settled(self) -> int:
+        """Rows before this position are written for good: until they are overwritten only links and validity change.
+
+        (The newest tail rows give way to the next fragment.) Such rows may be copied by another thread, provided that
+        it looks at `oldest` afterwards: rows before that may have been overwritten meanwhile.
+        """
+        return self._order[-1].tail if self._order else self._head
 
     @property
     def size(self) -> int:
@@ -325,24 +336,25 @@ class ReplayRing:
         """Write all rows of a fragment from position `start` on; returns how many are valid."""
         meta, packed = fragment.meta, self.packed
         steps, spare = meta.steps * meta.envs, len(ends) + meta.envs
-        at, after = start % self.capacity, (start + steps) % self.capacity
+        at = start % self.capacity
         with packed.block(at, steps + spare) as block:
             first = block[:steps]
             for key in self.spec.obs:
                 self._write_obs(f"obs.{key}", at, block, fragment.obs[key], fragment.final_obs[key])
             for name in self.extras:
-                self._write_steps(f"extras.{name}", at, first, fragment.extras[name])
+                self._write_steps(f"extras.{name}", at, first, fragment.extras[name], spare)
             packed.set_part(first, "action", fragment.action)
             packed.set_part(first, "reward", fragment.reward)
             packed.set_part(first, "bootstrap", ~fragment.terminated)
-        links = np.empty((steps, 3), np.int32)
-        links[:, HOP], links[:, VERSION] = hops(meta.steps, meta.envs, ends), meta.weights_version
-        links[:, BACK] = backs.reshape(-1)
+            # Final and tail rows hold an obs only. Nobody reads their other columns, but a ring that was made again
+            # from the same fragments shall be the same to the last bit.
+            block[steps:, packed.behind("obs.")] = 0.0
+        links = np.zeros((steps + spare, 3), np.int32)
+        links[:steps, HOP], links[:steps, VERSION] = hops(meta.steps, meta.envs, ends), meta.weights_version
+        links[:steps, BACK] = backs.reshape(-1)
         self.links.write(at, links)
-        self.truncated.write(at, fragment.truncated.reshape(-1))
-        self.valid.write(at, fragment.valid.reshape(-1))
-        # Final and tail rows hold an obs only. Their other columns keep old content that nobody reads.
-        self.valid.fill(after, spare, False)
+        self.truncated.write(at, padded(fragment.truncated.reshape(-1), spare))
+        self.valid.write(at, padded(fragment.valid.reshape(-1), spare))
         if self._watchers:
             slots = (at + np.arange(steps + spare)) % self.capacity
             valid = self.valid_slots.take(slots)
@@ -362,12 +374,12 @@ class ReplayRing:
             rows = np.concatenate((obs[:-1].reshape(steps, *one), final, obs[-1]))
             self.separate[name].write(at, rows)
 
-    def _write_steps(self, name: str, at: int, block: Array, array: Array) -> None:
-        """Write one array [T, N, ...] of the step rows."""
+    def _write_steps(self, name: str, at: int, block: Array, array: Array, spare: int) -> None:
+        """Write one array [T, N, ...] of the step rows, and nothing to the `spare` rows behind them."""
         if name in self.packed:
             self.packed.set_part(block, name, array)
         else:
-            self.separate[name].write(at, array.reshape(len(block), *array.shape[2:]))
+            self.separate[name].write(at, padded(array.reshape(len(block), *array.shape[2:]), spare))
 
     def _relink(self, previous: Placed, start: int, joined: BoolArray) -> None:
         """Lead the last steps of the joined envs (bool [N]) on to the first rows of their next fragment."""
@@ -384,6 +396,58 @@ class ReplayRing:
             previous.forget_seam()
         self._order.append(placed)
         self._by_slot.setdefault(placed.slot, deque()).append(placed)
+
+    # --- as it was ----------------------------------------------------------------------------------------------
+
+    def layout(self) -> Layout:
+        """Which fragments lie where now."""
+        return Layout(
+            self._oldest, self._head, self._size, self._inserted, self._voided, self._newest, tuple(self._order)
+        )
+
+    def restore(self, layout: Layout) -> None:
+        """Take over a layout; `restored` follows when the rows from `oldest` to `head` have been written again.
+
+        Of a ring that was larger the newest rows are kept. Raises ValueError if this ring has been used.
+        """
+        if self._head:
+            raise ValueError("a ring can be restored only while nothing was inserted")
+        self._head, self._newest = layout.head, layout.newest
+        self._oldest = max(layout.oldest, layout.head - self.capacity)
+        self._inserted, self._voided = layout.inserted, layout.voided
+        for placed in layout.placed:
+            if placed.last_row >= self._oldest:
+                self._remember(replace(placed), self._previous(placed.slot))
+
+    def restored(self, gaps: Sequence[tuple[int, int]] = ()) -> None:
+        """Go on from the rows that were written since `restore`.
+
+        Args:
+            gaps: positions [first, end) whose rows are missing; they cannot be sampled, nor can rows that lead there.
+        """
+        self._void_gaps(gaps)
+        self._size = int(np.count_nonzero(self.valid_slots))
+        for of_slot in self._by_slot.values():
+            newest = of_slot[-1]
+            obs = self.obs_at(torch.arange(newest.tail, newest.tail + newest.envs))
+            newest.last_obs = {key: one.cpu().numpy() for key, one in obs.items()}
+            if any(first < newest.tail + newest.envs and newest.tail < end for first, end in gaps):
+                # What would be compared is gone: nothing may be joined to it.
+                newest.produced = -1
+        self.changes += 1
+        for watcher in self._watchers:
+            for first in range(self._oldest, self._head, AT_ONCE):
+                slots = np.arange(first, min(first + AT_ONCE, self._head)) % self.capacity
+                watcher.written(slots, self.valid_slots.take(slots))
+
+    def _void_gaps(self, gaps: Sequence[tuple[int, int]]) -> None:
+        """Make rows that are missing, and rows that lead to them, unsampleable."""
+        ordered = np.array(sorted(gaps), np.int64).reshape(-1, 2)
+        for first in range(self._oldest, self._head, AT_ONCE) if len(ordered) else ():
+            rows = np.arange(first, min(first + AT_ONCE, self._head))
+            slots = rows % self.capacity
+            lost = within(ordered, rows) | within(ordered, rows + self.links_of(slots)[:, HOP])
+            self.valid.put(slots[lost], False)
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -438,6 +502,18 @@ def hops(steps: int, envs: int, ends: Array) -> Array:
     hop[total - envs :] += len(ends)  # tail rows lie behind the final rows
     hop[ends] = total + np.arange(len(ends)) - ends
     return hop
+
+
+def padded(rows: Array, spare: int) -> Array:
+    """Rows [R, ...] and `spare` rows of zeros behind them."""
+    return np.concatenate((rows, np.zeros((spare, *rows.shape[1:]), rows.dtype)))
+
+
+def within(spans: Array, positions: Array) -> BoolArray:
+    """Which positions (int64 [R]) lie in one of the spans (int64 [S, 2]: first, end; ascending, disjoint)."""
+    index = np.searchsorted(spans[:, 0], positions, side="right") - 1
+    found: BoolArray = (index >= 0) & (positions < spans[np.maximum(index, 0), 1])
+    return found
 
 
 def pick_from(walk: Sequence[Array], steps: Array) -> Array:
