@@ -237,12 +237,14 @@ class Control:
         stop: the run is over; actors end.
         window_bytes: how many unread bytes a slot's stream may hold before its actor waits.
         config_epoch: grows when the run's desired state changes.
+        required: names of the required readers; what the slowest of them has not taken over is unread.
     """
 
     head: int
     stop: bool
     window_bytes: int
     config_epoch: int
+    required: tuple[str, ...] = ("learner",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,18 +285,32 @@ class FragmentSink(Protocol):
         ...
 
     def unread_bytes(self) -> int:
-        """Bytes sent by this epoch that no required reader has read, as of the last send or poll."""
+        """Bytes sent by this epoch that the slowest required reader has not taken over, as of the last send or poll."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One raw stream entry: where it was and what it held."""
+    """One raw stream entry: where it was and what it held.
+
+    Or the word that entries went away before their reader came to them: then `missed` says how many, up to and with
+    this id, and the payload is empty.
+
+    Attributes:
+        slot: whose stream.
+        epoch: first half of the id.
+        seq: second half of the id.
+        payload: the encoded fragment.
+        ordinal: its number among all entries that the slot's stream ever had, counted from 1; 0 = not known.
+        missed: entries that were trimmed unread.
+    """
 
     slot: str
     epoch: int
     seq: int
     payload: bytes
+    ordinal: int = 0
+    missed: int = 0
 
 
 class FragmentSource(Protocol):

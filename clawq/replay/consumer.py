@@ -15,7 +15,7 @@ from typing import Any
 
 from clawq.core import Entry, FragmentSource
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
-from clawq.replay.ledger import STALE, Counts, Lives, Marks
+from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
@@ -108,6 +108,11 @@ class Consumer:
         return self._staging.counts
 
     @property
+    def missed(self) -> dict[str, Missed]:
+        """Of each slot what was trimmed before it was read; nothing of it for a required reader."""
+        return self._staging.missed
+
+    @property
     def staged(self) -> tuple[int, int]:
         """Fragments that wait to be taken, and their bytes."""
         return self._staging.queued
@@ -166,7 +171,10 @@ class Consumer:
     def _accept(self, entry: Entry) -> bool:
         """Settle one entry, or stage its fragment; False if we were stopped before there was room."""
         slot, epoch, seq = entry.slot, entry.epoch, entry.seq
-        if not self._seen.is_new(slot, epoch, seq):
+        if entry.missed:
+            self._staging.miss(entry)
+            self._seen.advance(slot, epoch, max(seq, self._seen.last(slot, epoch)))
+        elif not self._seen.is_new(slot, epoch, seq):
             self._staging.drop(entry, "duplicate")
             seq = max(seq, self._seen.last(slot, epoch))
         else:

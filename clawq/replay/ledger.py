@@ -11,6 +11,9 @@ while it did not know whether a fragment had arrived sends it again in a new epo
 
 Sums of env steps come from the actor's cumulative counters in the headers: what was packed (`produced`) but was neither
 settled here nor dropped by the actor is `unaccounted` (lost in a stream that went away, or in refused bytes).
+
+What an optional reader came too late for is a gap with the reason `trimmed`: in fragments exactly, slot by slot (the
+entries' ordinals tell), in env steps as far as a later header of the same actor does.
 """
 
 from collections.abc import Mapping
@@ -22,6 +25,8 @@ from clawq.types import FragmentMeta
 #: Epochs, and lives of actors, remembered for one slot. An entry of an epoch older than all of these is taken for a
 #: repetition.
 KEPT_EPOCHS = 16
+#: Why entries that were there were never read: trimming did not wait for this reader.
+TRIMMED = "trimmed"
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
 #: Reason of a refusal: the fragment is older than the staleness contract allows.
@@ -100,6 +105,8 @@ class Counts:
         refused_steps: of these, in fragments that were refused (where the header could be believed).
         stale_steps: of the refused ones, those of fragments that were too old.
         unaccounted_steps: of these, none of the above.
+        gaps: entries that went away before they were read, by reason (`trimmed`); no other count has them.
+        missed_steps: of the produced ones, those in such entries, as far as they are known.
     """
 
     entries: int = 0
@@ -113,6 +120,23 @@ class Counts:
     refused_steps: int = 0
     unaccounted_steps: int = 0
     stale_steps: int = 0
+    gaps: dict[str, int] = field(default_factory=dict)
+    missed_steps: int = 0
+
+
+@dataclass(slots=True)
+class Missed:
+    """What a reader missed of one slot.
+
+    Attributes:
+        fragments: trimmed before they were read.
+        steps: env steps in them, as far as they are known.
+        owed: some were missed since the last header of the slot.
+    """
+
+    fragments: int = 0
+    steps: int = 0
+    owed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +147,18 @@ class Settled:
         epoch: of the entry.
         seq: of the entry.
         outcome: `committed`; `duplicate` (its id was seen), `repeated` (its fragment was, under another id); or the
-            reason of the refusal.
+            reason of the refusal; TRIMMED for entries that went away unread, up to this id.
         meta: the header, where it can be believed.
+        ordinal: of the entry, 0 if it is not known.
+        missed: how many went away, else 0.
     """
 
     epoch: int
     seq: int
     outcome: str
     meta: FragmentMeta | None = None
+    ordinal: int = 0
+    missed: int = 0
 
 
 class Ledger:
@@ -147,6 +175,10 @@ class Ledger:
         self.counts = Counts(**state.get("counts", {}))
         self.counts.rejected = dict(self.counts.rejected)
         self.counts.dropped_steps = dict(self.counts.dropped_steps)
+        self.counts.gaps = dict(self.counts.gaps)
+        #: Slot -> ordinal of the entry at the cursor.
+        self.ordinals: dict[str, int] = dict(state.get("ordinals", {}))
+        self.missed = {slot: Missed(*missed) for slot, missed in state.get("missed", {}).items()}
         #: Slot -> life of an actor -> the newest header's cumulative `produced` and `dropped`.
         self._told: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
         for slot, life, produced, dropped in state.get("told", []):
@@ -155,6 +187,11 @@ class Ledger:
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
         counts = self.counts
+        if settled.ordinal:
+            self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
+        if settled.missed:
+            self._miss(slot, settled)
+            return
         counts.entries += 1
         if settled.outcome == "duplicate":
             counts.duplicates += 1
@@ -176,6 +213,18 @@ class Ledger:
         if settled.meta is not None:
             self._count_steps(slot, settled.meta, steps)
 
+    def _miss(self, slot: str, settled: Settled) -> None:
+        """Count entries that went away unread, up to this id, and seq numbers among them that never came."""
+        _add(self.counts.gaps, settled.outcome, settled.missed)
+        missed = self.missed.setdefault(slot, Missed())
+        missed.fragments += settled.missed
+        missed.owed = True
+        last = self.marks.last(slot, settled.epoch)
+        self.counts.gap_fragments += max(0, settled.seq - last - settled.missed)
+        if settled.seq >= last:
+            self.marks.advance(slot, settled.epoch, settled.seq)
+            self.cursors[slot] = f"{settled.epoch}-{settled.seq}"
+
     def _count_steps(self, slot: str, meta: FragmentMeta, steps: int) -> None:
         """Add what the actor's cumulative counters grew by since its last header, which may be of an older epoch."""
         lives, life = self._told.setdefault(slot, {}), life_of(meta)
@@ -187,7 +236,14 @@ class Ledger:
             dropped += grown
         self.counts.produced_steps += produced
         # An actor may tell of drops before the fragments around them: what is missing never counts twice.
-        self.counts.unaccounted_steps += produced - dropped - steps
+        rest, missed = produced - dropped - steps, self.missed.get(slot)
+        if missed is not None and missed.owed and rest > 0:
+            missed.steps += rest
+            self.counts.missed_steps += rest
+        else:
+            self.counts.unaccounted_steps += rest
+        if missed is not None:
+            missed.owed = False
         lives[life] = (meta.produced, dict(meta.dropped) or before)
         for old in sorted(lives)[:-KEPT_EPOCHS]:
             del lives[old]
@@ -200,11 +256,13 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as dicts, lists, strings and integers; a copy."""
         counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
-        counts["rejected"], counts["dropped_steps"] = dict(self.counts.rejected), dict(self.counts.dropped_steps)
+        counts |= {name: dict(counts[name]) for name in ("rejected", "dropped_steps", "gaps")}
         return {
             "marks": self.marks.state(),
             "cursors": dict(self.cursors),
             "counts": counts,
+            "ordinals": dict(self.ordinals),
+            "missed": {slot: [one.fragments, one.steps, one.owed] for slot, one in self.missed.items()},
             "told": [[slot, life, n, dict(d)] for slot, lives in self._told.items() for life, (n, d) in lives.items()],
         }
 
@@ -214,8 +272,11 @@ class Ledger:
         if c.entries != c.committed + c.duplicates + sum(c.rejected.values()):
             return False, f"entries differ from their outcomes: {c}"
         told = c.committed_steps + sum(c.dropped_steps.values()) + c.refused_steps + c.unaccounted_steps
+        told += c.missed_steps
         if c.produced_steps != told:
             return False, f"env steps produced differ from what became of them: {c}"
+        if sum(c.gaps.values()) < sum(missed.fragments for missed in self.missed.values()):
+            return False, f"more was missed than there are gaps: {c}"
         if c.gap_fragments < 0:
             return False, f"negative gap: {c}"
         for slot, cursor in self.cursors.items():

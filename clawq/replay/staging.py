@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clawq.core import Entry
-from clawq.replay.ledger import Counts, Ledger, Settled
+from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
 
 
@@ -88,7 +88,13 @@ class Staging:
 
     def drop(self, entry: Entry, outcome: str, meta: FragmentMeta | None = None) -> None:
         """Note an entry that will not be used (outcome: see ledger.Settled; meta: if it can be believed)."""
-        settled = Settled(entry.epoch, entry.seq, outcome, meta)
+        self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal))
+
+    def miss(self, entry: Entry) -> None:
+        """Note the word that entries were trimmed before they were read."""
+        self._settle(entry, Settled(entry.epoch, entry.seq, TRIMMED, None, entry.ordinal, entry.missed))
+
+    def _settle(self, entry: Entry, settled: Settled) -> None:
         with self._changed:
             self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, settled))
             self._advance(entry.slot)
@@ -113,7 +119,8 @@ class Staging:
         with self._changed:
             for one in self._open.get(entry.slot, ()):
                 if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
-                    one.settled = Settled(entry.epoch, entry.seq, outcome, staged.fragment.meta)
+                    meta = staged.fragment.meta
+                    one.settled = Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal)
                     break
             else:
                 raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")
@@ -174,7 +181,20 @@ class Staging:
         """What became of all settled entries; a copy."""
         with self._changed:
             counts = self._ledger.counts
-            return replace(counts, rejected=dict(counts.rejected), dropped_steps=dict(counts.dropped_steps))
+            rejected, dropped_steps, gaps = dict(counts.rejected), dict(counts.dropped_steps), dict(counts.gaps)
+            return replace(counts, rejected=rejected, dropped_steps=dropped_steps, gaps=gaps)
+
+    @property
+    def ordinals(self) -> dict[str, int]:
+        """Of each slot the ordinal of the entry at its cursor, where it is known; a copy."""
+        with self._changed:
+            return dict(self._ledger.ordinals)
+
+    @property
+    def missed(self) -> dict[str, Missed]:
+        """Of each slot what was trimmed before it was read; copies."""
+        with self._changed:
+            return {slot: replace(missed) for slot, missed in self._ledger.missed.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger's state."""

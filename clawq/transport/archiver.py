@@ -140,7 +140,8 @@ class Archiver:
 
     def _read(self) -> None:
         if not self._pending:
-            self._pending.extend(self._reader.read(READ_S))
+            # What was trimmed before it was read shows as a gap of the archive.
+            self._pending.extend(entry for entry in self._reader.read(READ_S) if not entry.missed)
 
     def _write(self) -> None:
         while self._pending:

@@ -18,10 +18,12 @@ from clawq.core import Control, Entry
 from clawq.errors import TransportError
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
-from clawq.transport.keys import RUNS_KEY, RunKeys
+from clawq.transport.keys import LEARNER, RUNS_KEY, RunKeys
 
 #: Fields of the control record in the order in which actors fetch them.
-CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch")
+CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")
+#: These the learner writes; `required` is the registry's (clawq.transport.registry).
+WRITTEN_FIELDS = CONTROL_FIELDS[:4]
 #: Events kept per run (approximately).
 _EVENTS_KEPT = 10_000
 #: Dead letters kept per run (approximately), and how much of each entry.
@@ -35,12 +37,13 @@ HEARTBEAT_TTL_S = 30.0
 
 def parse_control(values: list[bytes | None]) -> Control | None:
     """The control record from its fields in the order of CONTROL_FIELDS; None if the learner has not written it."""
-    head, stop, window_bytes, config_epoch = values
+    head, stop, window_bytes, config_epoch, required = values
     # A publisher may move `head` before the learner wrote the rest: that alone is no record yet.
     if window_bytes is None or config_epoch is None:
         return None
     try:
-        return Control(int(head or 0), bool(int(stop or 0)), int(window_bytes), int(config_epoch))
+        names = tuple(required.decode().split(",")) if required else (LEARNER,)
+        return Control(int(head or 0), bool(int(stop or 0)), int(window_bytes), int(config_epoch), names)
     except ValueError:
         raise TransportError(f"the control record cannot be read: {values}") from None
 
@@ -60,9 +63,9 @@ class ControlRecord:
 
     def write(self, **fields: int | bool) -> None:
         """Set some of `stop`, `window_bytes`, `config_epoch`, `head`; the others keep their values."""
-        unknown = set(fields) - set(CONTROL_FIELDS)
+        unknown = set(fields) - set(WRITTEN_FIELDS)
         if unknown:
-            raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {CONTROL_FIELDS}")
+            raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {WRITTEN_FIELDS}")
         mapping = {name: int(value) for name, value in fields.items()}
         if self._claim is None:
             with translated(self._client):

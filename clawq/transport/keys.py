@@ -7,10 +7,16 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 
 | name                 | type   | holds                            | bound or TTL             | writer, reader      |
 |----------------------|--------|----------------------------------|--------------------------|---------------------|
-| `control`            | hash   | head, stop, window, config epoch | 4 fields                 | learner, actors     |
-| `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`   | byte budget of the run   | actor, readers      |
+| `control`            | hash   | head, stop, window, config       | 5 fields                 | learner, actors     |
+|                      |        | epoch, names of required readers |                          | and readers         |
+| `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`,  | byte budget of the run   | actor, readers      |
+|                      |        | each with its ordinal            |                          |                     |
 | `slots`              | hash   | slot -> JSON of its writer       | number of slots; swept   | actors, readers     |
+| `trimmed`            | hash   | slot -> last id and ordinal that | live slots, and the      | learner, actors     |
+|                      |        | was trimmed                      | newest 1024 swept        | and readers         |
+| `readers`            | hash   | reader -> JSON: role, since when | 32 readers               | readers, learner    |
 | `cursors:<reader>`   | hash   | slot -> last id taken over       | number of slots; swept   | reader, actors      |
+| `kept:<reader>`      | hash   | slot -> last id checkpointed     | number of slots; swept   | reader, learner     |
 | `claim:<what>`       | string | JSON of token and holder         | TTL of the claim         | holder, anybody     |
 | `w:<version>`        | hash   | meta, c0..cn of <= 1 MiB         | newest K and pinned      | learner, actors     |
 | `w:staging:<token>`  | hash   | the same, not yet published      | TTL 10 min; renamed      | learner, nobody     |
@@ -39,7 +45,7 @@ from dataclasses import dataclass
 
 #: Hash on the broker: run id -> run record.
 RUNS_KEY = "clawq:runs"
-#: Name of the one required reader of every run: trimming and pacing follow its cursors.
+#: Name of the one required reader that every run has.
 LEARNER = "learner"
 #: What may stand in slot, reader and claim names; they become parts of keys and of file names.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
@@ -99,12 +105,26 @@ class RunKeys:
         """Hash: slot -> JSON of who writes it."""
         return self.prefix + "slots"
 
+    @property
+    def trimmed(self) -> str:
+        """Hash: slot -> id and ordinal of the last entry that was trimmed from its stream."""
+        return self.prefix + "trimmed"
+
+    @property
+    def readers(self) -> str:
+        """Hash: reader -> JSON of its role and since when it follows."""
+        return self.prefix + "readers"
+
     def cursors(self, reader: str = LEARNER) -> str:
         """Hash: slot -> id of the last entry that `reader` took over."""
         return f"{self.prefix}cursors:{check_name(reader)}"
 
+    def kept(self, reader: str) -> str:
+        """Hash: slot -> id of the last entry that `reader` has in a checkpoint (or the like) of its own."""
+        return f"{self.prefix}kept:{check_name(reader)}"
+
     def claim(self, what: str) -> str:
-        """String: who holds `what` (`learner`, `slot:<slot>`)."""
+        """String: who holds `what` (`learner`, `slot:<slot>`, `reader:<reader>`)."""
         return f"{self.prefix}claim:{check_name(what)}"
 
     def weights(self, version: int) -> str:

@@ -19,8 +19,12 @@ import numpy as np
 from clawq.core import Control, Entry, Weights
 from clawq.errors import ClaimHeld, FragmentTooLarge, StreamRejected, TransportError, WeightsCorrupt, WeightsGone
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
-from clawq.transport.control import CONTROL_FIELDS
-from clawq.transport.retained import EntryId, Retained
+from clawq.transport.control import WRITTEN_FIELDS
+from clawq.transport.keys import LEARNER
+from clawq.transport.registry import ReaderRecord
+from clawq.transport.retained import EntryId, Retained, slowest
+from clawq.transport.stream import parse_id, parse_ids
+from clawq.transport.trimming import room
 
 _START = (0, 0)
 
@@ -32,11 +36,27 @@ class _Stream:
     ids: list[EntryId] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     top: EntryId = _START
-    taken: EntryId = _START
+    written: int = 0
     holder: object | None = None
 
     def after(self, cursor: EntryId) -> int:
         return bisect_right(self.ids, cursor)
+
+    def ordinal(self, index: int) -> int:
+        """Of the entry at that place in the lists."""
+        return self.written - len(self.ids) + index + 1
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What is known of a reader: the in-memory entry of the registry."""
+
+    required: bool
+    found: frozenset[str]
+    what: str
+    present: object | None = None
+    taken: dict[str, EntryId] = field(default_factory=dict)
+    kept: dict[str, EntryId] = field(default_factory=dict)
 
 
 class MemoryTransport:
@@ -51,6 +71,9 @@ class MemoryTransport:
         self._clock_ms = clock_ms
         self._streams: dict[str, _Stream] = {}
         self._control: dict[str, int] = {}
+        self._readers: dict[str, _Reader] = {}
+        #: Slot -> id and ordinal of the last entry trimmed; outlives the stream.
+        self._trimmed: dict[str, tuple[EntryId, int]] = {}
         self._weights: dict[int, Weights] = {}
         self._pins: dict[str, int] = {}
 
@@ -62,17 +85,33 @@ class MemoryTransport:
     def sink(self, slot: str, after_epoch: int = 0) -> "MemorySink":
         """Take a slot and begin an epoch; ClaimHeld if somebody has it."""
         with self._changed:
-            stream = self._streams.setdefault(slot, _Stream())
+            top, written = self._trimmed.get(slot, (_START, 0))
+            stream = self._streams.setdefault(slot, _Stream(top=top, written=written))
             if stream.holder is not None:
                 raise ClaimHeld(f"slot:{slot}", "another actor of this process")
             epoch = max(self._clock_ms(), after_epoch + 1, stream.top[0] + 1)
-            sink = MemorySink(self, stream, epoch)
+            sink = MemorySink(self, slot, stream, epoch)
             stream.holder = sink
             return sink
 
-    def source(self, cursors: Mapping[str, str] | None = None) -> "MemorySource":
-        """A reader of all streams."""
-        return MemorySource(self, cursors or {})
+    def source(
+        self,
+        cursors: Mapping[str, str] | None = None,
+        reader: str = LEARNER,
+        required: bool = False,
+        ordinals: Mapping[str, int] | None = None,
+    ) -> "MemorySource":
+        """A reader of all streams; the one called `learner` trims them."""
+        return MemorySource(self, cursors or {}, reader, required, ordinals or {})
+
+    @property
+    def readers(self) -> "MemoryReaders":
+        """The registry of readers."""
+        return MemoryReaders(self)
+
+    def required(self) -> tuple[str, ...]:
+        """Names of the required readers."""
+        return tuple(sorted({LEARNER, *(name for name, one in self._readers.items() if one.required)}))
 
     def publisher(self, keep: int = 3) -> "MemoryPublisher":
         """The learner's end of weights."""
@@ -91,9 +130,9 @@ class MemoryControl:
 
     def write(self, **fields: int | bool) -> None:
         """Set some fields; the others keep their values."""
-        unknown = set(fields) - set(CONTROL_FIELDS)
+        unknown = set(fields) - set(WRITTEN_FIELDS)
         if unknown:
-            raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {CONTROL_FIELDS}")
+            raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {WRITTEN_FIELDS}")
         with self._transport._changed:
             self._transport._control |= {name: int(value) for name, value in fields.items()}
 
@@ -104,7 +143,8 @@ class MemoryControl:
             if "window_bytes" not in fields or "config_epoch" not in fields:
                 return None
             stop = bool(fields.get("stop", 0))
-            return Control(fields.get("head", 0), stop, fields["window_bytes"], fields["config_epoch"])
+            required = self._transport.required()
+            return Control(fields.get("head", 0), stop, fields["window_bytes"], fields["config_epoch"], required)
 
     def request_stop(self) -> None:
         """Tell all actors that the run is over."""
@@ -114,8 +154,8 @@ class MemoryControl:
 class MemorySink:
     """Twin of StreamWriter; a core.FragmentSink."""
 
-    def __init__(self, transport: MemoryTransport, stream: _Stream, epoch: int) -> None:
-        self._transport, self._stream, self._epoch = transport, stream, epoch
+    def __init__(self, transport: MemoryTransport, slot: str, stream: _Stream, epoch: int) -> None:
+        self._transport, self._slot, self._stream, self._epoch = transport, slot, stream, epoch
 
     @property
     def epoch(self) -> int:
@@ -133,8 +173,9 @@ class MemorySink:
                 self._stream.ids.append(entry)
                 self._stream.payloads.append(bytes(payload))
                 self._stream.top = entry
+                self._stream.written += 1
                 self._transport._changed.notify_all()
-            elif entry not in self._stream.ids and not _START < entry <= self._stream.taken:
+            elif entry not in self._stream.ids and entry > max(self._taken(), default=_START):
                 self.close()
                 raise StreamRejected(f"{self._epoch}-{seq} is below what the stream has seen, and it is not there")
         return self.poll()
@@ -144,11 +185,16 @@ class MemorySink:
         return self._transport.control.read()
 
     def unread_bytes(self) -> int:
-        """Bytes of this epoch that the learner has not taken over."""
+        """Bytes of this epoch that the slowest required reader has not taken over."""
         with self._transport._changed:
-            stream = self._stream
-            first = max(stream.after(stream.taken), stream.after((self._epoch, 0)))
+            stream, taken = self._stream, min(self._taken())
+            first = max(stream.after(taken), stream.after((self._epoch, 0)))
             return sum(map(len, stream.payloads[first:]))
+
+    def _taken(self) -> list[EntryId]:
+        readers = self._transport._readers
+        known = (readers.get(name) for name in self._transport.required())
+        return [one.taken.get(self._slot, _START) if one else _START for one in known]
 
     def close(self) -> None:
         """Give the slot back. Idempotent."""
@@ -157,38 +203,153 @@ class MemorySink:
                 self._stream.holder = None
 
 
+class MemoryReaders:
+    """Twin of Readers, the registry."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+
+    def list(self) -> list[ReaderRecord]:
+        """All readers with their cursors."""
+        with self._transport._changed:
+            records = [
+                ReaderRecord(
+                    name,
+                    one.required,
+                    what=one.what,
+                    found=tuple(sorted(one.found)),
+                    holder=one.what if one.present else None,
+                    taken={slot: f"{epoch}-{seq}" for slot, (epoch, seq) in one.taken.items()},
+                    kept={slot: f"{epoch}-{seq}" for slot, (epoch, seq) in one.kept.items()},
+                )
+                for name, one in self._transport._readers.items()
+            ]
+        return sorted(records, key=lambda record: (record.name != LEARNER, not record.required, record.name))
+
+    def leave(self, name: str) -> bool:
+        """Take a reader off the list; whether it was there."""
+        if name == LEARNER:
+            raise TransportError("a run's own learner cannot leave it: stop the run instead")
+        with self._transport._changed:
+            return self._transport._readers.pop(name, None) is not None
+
+
 class MemorySource:
     """Twin of StreamReader; a core.FragmentSource."""
 
-    def __init__(self, transport: MemoryTransport, cursors: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        transport: MemoryTransport,
+        cursors: Mapping[str, str],
+        name: str,
+        required: bool,
+        ordinals: Mapping[str, int],
+    ) -> None:
+        self.name, self.required = name, required or name == LEARNER
         self._transport = transport
-        self._cursors = {slot: _parse(entry_id) for slot, entry_id in cursors.items()}
+        self._cursors, self._ordinals = parse_ids(cursors), dict(ordinals)
+        self._open_slots: set[str] | None = None
         self._retained = Retained()
+        self._handled: dict[str, EntryId] = {}
+        self._room_bytes: int | None = None
+        self._holding: tuple[str, ...] = ()
+
+    @property
+    def trimming(self) -> "MemorySource":
+        """Itself, if it trims."""
+        if self.name != LEARNER:
+            raise ValueError(f"reader {self.name} does not trim; the run's learner does")
+        return self
+
+    @property
+    def holding(self) -> tuple[str, ...]:
+        """Required readers whose checkpoints trimming waits for."""
+        return self._holding
 
     def read(self, timeout_s: float) -> list[Entry]:
-        """Entries after the cursors, oldest first per slot; an empty list on timeout."""
+        """Entries after the cursors, oldest first per slot, and what was missed; an empty list on timeout."""
         with self._transport._changed:
+            self._enter()
             return self._transport._changed.wait_for(lambda: list(self._collect()), timeout_s)
 
+    def _enter(self) -> "_Reader":
+        readers = self._transport._readers
+        found = frozenset(slot for slot, stream in self._transport._streams.items() if stream.written)
+        known = readers.setdefault(self.name, _Reader(self.required, found, self.name))
+        if known.present not in (None, self) and self.name != LEARNER:
+            raise ClaimHeld(f"reader:{self.name}", "another reader of this process")
+        if self._open_slots is None:
+            if not self._cursors:
+                known.found = found
+            self._open_slots = {*known.found, *self._cursors} - self._ordinals.keys()
+        known.required, known.present = self.required, self
+        return known
+
     def _collect(self) -> Iterator[Entry]:
+        for slot, (entry, ordinal) in self._transport._trimmed.items():
+            yield from self._missed(slot, entry, ordinal)
         for slot, stream in self._transport._streams.items():
             first = stream.after(self._cursors.get(slot, _START))
-            for (epoch, seq), payload in zip(stream.ids[first:], stream.payloads[first:], strict=True):
-                self._cursors[slot] = (epoch, seq)
-                self._retained.note(slot, (epoch, seq), len(payload))
-                yield Entry(slot, epoch, seq, payload)
+            for index in range(first, len(stream.ids)):
+                entry, payload, ordinal = stream.ids[index], stream.payloads[index], stream.ordinal(index)
+                yield from self._missed(slot, (entry[0], entry[1] - 1), ordinal - 1)
+                self._cursors[slot], self._ordinals[slot] = entry, ordinal
+                self._open(slot).discard(slot)
+                if self.name == LEARNER:
+                    self._retained.note(slot, entry, len(payload), ordinal)
+                yield Entry(slot, *entry, payload, ordinal)
+
+    def _open(self, slot: str) -> set[str]:
+        assert self._open_slots is not None
+        return self._open_slots
+
+    def _missed(self, slot: str, upto: EntryId, ordinal: int) -> Iterator[Entry]:
+        """The word that entries up to there went away unread, if some did."""
+        place = self._ordinals.get(slot, 0)
+        if slot in self._open(slot) or upto < self._cursors.get(slot, _START) or ordinal <= place:
+            return
+        self._cursors[slot], self._ordinals[slot] = upto, ordinal
+        yield Entry(slot, *upto, b"", ordinal, ordinal - place)
 
     def cursors(self) -> dict[str, str]:
         """Slot -> id of the last entry that `read` returned."""
         with self._transport._changed:
             return {slot: f"{epoch}-{seq}" for slot, (epoch, seq) in self._cursors.items()}
 
+    def ordinals(self) -> dict[str, int]:
+        """Slot -> ordinal of the entry at the cursor, where it is known."""
+        with self._transport._changed:
+            return dict(self._ordinals)
+
     def acknowledge(self, cursors: Mapping[str, str]) -> None:
         """Tell how far this reader has taken entries over."""
         with self._transport._changed:
-            for slot, entry_id in cursors.items():
-                if slot in self._transport._streams:
-                    self._transport._streams[slot].taken = _parse(entry_id)
+            self._handled |= parse_ids(cursors)
+            self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        due = self._handled
+        if self._room_bytes is not None:
+            due = self._retained.within(due, self._room_bytes)
+        self._enter().taken |= due
+
+    def checkpointed(self, cursors: Mapping[str, str]) -> None:
+        """Tell how far this reader will never have to read again."""
+        with self._transport._changed:
+            self._enter().kept |= parse_ids(cursors)
+
+    def beat(self) -> None:
+        """Show that this reader is there."""
+
+    def close(self) -> None:
+        """Be gone; the place in the registry is kept."""
+        with self._transport._changed:
+            if self.name in self._transport._readers:
+                self._transport._readers[self.name].present = None
+
+    def leave(self) -> None:
+        """Be gone for good."""
+        self._transport.readers.leave(self.name)
 
     def server_changed(self) -> bool:
         """Never: there is no server."""
@@ -210,34 +371,52 @@ class MemorySource:
     def uncheckpointed_bytes(self, cursors: Mapping[str, str]) -> int:
         """Bytes of entries read that lie after these cursors."""
         with self._transport._changed:
-            return self._retained.bytes_after({slot: _parse(entry_id) for slot, entry_id in cursors.items()})
+            return self._retained.bytes_after(parse_ids(cursors))
 
-    def trim(self, checkpointed: Mapping[str, str], budget_bytes: int) -> int:
-        """Remove the oldest entries behind `checkpointed` until the streams are within the budget."""
+    def trim(self, checkpointed: Mapping[str, str], budget_bytes: int, window_bytes: int = 0) -> int:
+        """Remove the oldest entries behind all required checkpoints until the streams are within the budget."""
         with self._transport._changed:
-            excess = self.stored_bytes() - budget_bytes
-            covered = {slot: _parse(entry_id) for slot, entry_id in checkpointed.items()}
-            dropped = self._retained.take_oldest(covered, excess) if excess > 0 else {}
-            trimmed = 0
-            for slot, entry in dropped.items():
-                stream = self._transport._streams[slot]
-                last = stream.after(entry)
-                del stream.ids[:last], stream.payloads[:last]
-                trimmed += last
+            streams = self._transport._streams
+            if window_bytes:
+                largest = max((len(payload) for stream in streams.values() for payload in stream.payloads), default=0)
+                self._room_bytes = room(budget_bytes, window_bytes, len(streams), largest)
+            excess = self.trimming.stored_bytes() - budget_bytes
+            if self._room_bytes is not None:
+                excess = max(excess, self._retained.total_bytes - self._room_bytes)
+            trimmed = self._trim(checkpointed, excess)
+            self._tell_taken()
             return trimmed
+
+    def _trim(self, checkpointed: Mapping[str, str], excess_bytes: int) -> int:
+        if excess_bytes <= 0:
+            return 0
+        kept = {LEARNER: parse_ids(checkpointed)}
+        kept |= {name: one.kept for name, one in self._transport._readers.items() if one.required and name != LEARNER}
+        dropped = self._retained.take_oldest(slowest(list(kept.values())), excess_bytes)
+        self._holding = tuple(name for name, cursors in kept.items() if self._retained.uncovered(cursors))
+        trimmed = 0
+        for slot, (entry, ordinal) in dropped.items():
+            stream = self._transport._streams[slot]
+            last = stream.after(entry)
+            del stream.ids[:last], stream.payloads[:last]
+            self._transport._trimmed[slot] = entry, ordinal
+            trimmed += last
+        self._transport._changed.notify_all()
+        return trimmed
 
     def read_back(self, upto: Mapping[str, str]) -> Iterator[Entry]:
         """The retained entries at or before these cursors, in the order of their ids."""
         with self._transport._changed:
             entries = [
-                Entry(slot, *entry, payload)
+                Entry(slot, *entry, payload, stream.ordinal(index))
                 for slot, stream in self._transport._streams.items()
-                for entry, payload in zip(stream.ids, stream.payloads, strict=True)
-                if slot in upto and entry <= _parse(upto[slot])
+                for index, (entry, payload) in enumerate(zip(stream.ids, stream.payloads, strict=True))
+                if slot in upto and entry <= parse_id(upto[slot])
             ]
             entries.sort(key=lambda entry: (entry.epoch, entry.seq))
-            for entry in entries:
-                self._retained.note(entry.slot, (entry.epoch, entry.seq), len(entry.payload))
+            if self.name == LEARNER:
+                for entry in entries:
+                    self._retained.note(entry.slot, (entry.epoch, entry.seq), len(entry.payload), entry.ordinal)
         return iter(entries)
 
     def sweep(self) -> list[str]:
@@ -246,8 +425,12 @@ class MemorySource:
             streams = self._transport._streams
             swept = [slot for slot, stream in streams.items() if stream.holder is None and not stream.ids]
             for slot in swept:
+                self._transport._trimmed[slot] = streams[slot].top, streams[slot].written
                 del streams[slot]
                 self._cursors.pop(slot, None)
+                for one in self._transport._readers.values():
+                    one.taken.pop(slot, None)
+                    one.kept.pop(slot, None)
             return swept
 
 
@@ -335,8 +518,3 @@ def _same(kept: Weights | None, arrays: Mapping[str, Any], updates: int, metadat
         array.dtype == kept.arrays[name].dtype and np.array_equal(array, kept.arrays[name])
         for name, array in arrays.items()
     )
-
-
-def _parse(entry_id: str) -> EntryId:
-    epoch, _, seq = entry_id.partition("-")
-    return int(epoch), int(seq)

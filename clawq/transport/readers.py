@@ -1,7 +1,11 @@
 """The reading end: one reader follows all slot streams of a run, with a cursor for each.
 
 Plain XREAD, no consumer groups (they were measured: no faster, and an ack and a checkpoint can never be atomic). The
-cursors belong into the reader's checkpoint; `acknowledge` mirrors them in Redis, so that actors can be paced.
+cursors belong into the reader's checkpoint; `acknowledge` mirrors them in Redis, so that actors can be paced, and
+`checkpointed` says how far trimming may go for this reader.
+
+A reader has a name and a role (clawq.transport.registry). An optional one is never waited for: where entries were
+trimmed before it came, `read` gives an Entry that says how many it missed, exactly, by the ordinals in the entries.
 
 `XREAD COUNT` is per stream, so COUNT · streams · size is kept under 16 MB: a read covers a subset of the streams, and
 the subsets rotate. Slots are discovered twice a second.
@@ -10,8 +14,8 @@ A server that came back empty is noticed by its changed run id. Then every curso
 ever given out is set back, because XREAD from there would return nothing, for ever, without an error. Ids of new
 epochs are accepted whatever they are; deduplication by (slot, epoch, seq) is the consumer's.
 
-`trim` removes oldest entries first, only behind checkpointed cursors, only as many as the budget demands. Two threads
-may use one reader: one reads, the other acknowledges and trims.
+The run's learner also trims (clawq.transport.trimming). Two threads may use one reader: one reads, the other
+acknowledges and trims.
 """
 
 import heapq
@@ -24,13 +28,23 @@ from typing import Any
 import redis
 
 from clawq.core import Entry
-from clawq.errors import CodecError, StoreUnavailable
-from clawq.transport.claims import watched
+from clawq.errors import ClaimLost, CodecError
+from clawq.transport.claims import Claim
 from clawq.transport.client import describe, server_run_id, socket_timeout_s, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, peek_meta
 from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
-from clawq.transport.retained import EntryId, Retained
-from clawq.transport.stream import PAYLOAD_FIELD, last_generated, parse_id
+from clawq.transport.registry import Readers, presence
+from clawq.transport.retained import EntryId
+from clawq.transport.stream import (
+    ORDINAL_FIELD,
+    PAYLOAD_FIELD,
+    id_text,
+    last_generated,
+    parse_id,
+    parse_ids,
+    parse_trimmed,
+)
+from clawq.transport.trimming import Trimming
 
 #: Most bytes of one reply; more counts as used memory in the server while it is not read.
 _REPLY_BYTES = 16_000_000
@@ -41,6 +55,10 @@ _DISCOVERY_S = 0.5
 _TURN_S = 0.01
 _START = (0, 0)
 _NOTHING = (-1, -1)
+#: A reader that was silent for so long counts as gone, seconds.
+PRESENCE_TTL_S = 10.0
+#: What a reader wrote of itself is forgotten after so long, seconds: its run may have ended meanwhile.
+_FORGOTTEN_S = 7 * 86_400
 
 
 class StreamReader:
@@ -49,10 +67,12 @@ class StreamReader:
     Args:
         client: of the data server; its socket timeout bounds how long one XREAD may block.
         keys: of the run.
-        reader: name under which cursors are mirrored; `learner` is the required one.
+        reader: its name in the registry; `learner` is the run's learner, which also trims.
         cursors: slot -> id of the last entry that needs not be read again (from a checkpoint).
         clock: monotonic seconds.
-        retain: remember what was read, for `trim`; a reader that never trims must not (it would grow for ever).
+        required: whether trimming and actors wait for it; the learner is required, always.
+        ordinals: slot -> ordinal of the entry at the cursor (from a checkpoint).
+        what: what it is, for people.
     """
 
     def __init__(
@@ -62,23 +82,34 @@ class StreamReader:
         reader: str = LEARNER,
         cursors: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        retain: bool = True,
+        *,
+        required: bool = False,
+        ordinals: Mapping[str, int] | None = None,
+        what: str = "",
     ) -> None:
         self._client: Any = client
-        self._retain = retain
-        self._keys, self._mirror, self._clock = keys, keys.cursors(reader), clock
-        self._lock = threading.Lock()
-        self._cursors = {slot: parse_id(entry_id) for slot, entry_id in (cursors or {}).items()}
+        self._keys, self.name, self._clock = keys, reader, clock
+        self.required = required or reader == LEARNER
+        self._what = what or reader
+        self._registry = Readers(client, keys)
+        self._presence: Claim | None = None
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._cursors = parse_ids(cursors or {})
+        self._ordinals: dict[str, int] = dict(ordinals or {})
+        #: Slots in which reading begins with whatever comes first: nothing before that counts as missed.
+        self._open_slots = set(self._cursors) - set(self._ordinals)
+        self._tails: list[Entry] = []
         self._slots: list[str] = []
         self._turn = 0
         self._next_discovery = 0.0
         self._largest_bytes = 0
-        self._retained = Retained()
+        self._trimming = Trimming(client, keys, self._lock) if reader == LEARNER else None
+        self._handled: dict[str, EntryId] = {}
+        self._mirrored: dict[str, EntryId] = {}
         self._unread: dict[str, int] = {}
         self._run_id = ""
         self._changes = 0
         self._changes_told = 0
-        self._to_trim: dict[str, EntryId] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -87,12 +118,15 @@ class StreamReader:
 
         Raises:
             StoreUnavailable: the cursors stand; read again later.
+            ClaimHeld: somebody else reads under this name.
+            ClaimLost: this reader was dropped.
         """
         deadline = self._clock() + timeout_s
         while True:
             self._discover_if_due()
             left_s = max(0.0, deadline - self._clock())
-            entries = self._read_once(left_s)
+            tails, self._tails = self._tails, []
+            entries = tails or self._read_once(left_s)
             if entries or self._clock() >= deadline:
                 return entries
             if not self._slots:
@@ -103,7 +137,12 @@ class StreamReader:
     def cursors(self) -> dict[str, str]:
         """Slot -> id of the last entry that `read` returned."""
         with self._lock:
-            return {slot: _text(entry) for slot, entry in self._cursors.items()}
+            return {slot: id_text(entry) for slot, entry in self._cursors.items()}
+
+    def ordinals(self) -> dict[str, int]:
+        """Slot -> ordinal of the entry at the cursor, where it is known; a checkpoint holds it beside the cursors."""
+        with self._lock:
+            return dict(self._ordinals)
 
     def server_changed(self) -> bool:
         """Whether the server was restarted since the last call; the cursors were set back where that was needed."""
@@ -122,7 +161,7 @@ class StreamReader:
         if len(subset) < len(slots):
             block_s = min(block_s, _TURN_S)
         with self._lock:
-            after = {self._keys.stream(slot): _text(self._cursors.get(slot, _START)) for slot in subset}
+            after = {self._keys.stream(slot): id_text(self._cursors.get(slot, _START)) for slot in subset}
         with translated(self._client):
             # BLOCK 0 would mean for ever.
             answer = self._client.xread(after, count=count, block=int(block_s * 1000) or None)
@@ -134,15 +173,22 @@ class StreamReader:
         return entries
 
     def _note(self, slot: str, raw: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Entry]:
-        entries = [_entry(slot, entry_id, fields) for entry_id, fields in raw]
-        for entry in entries:
-            size = len(entry.payload)
-            if self._retain:
-                self._retained.note(slot, (entry.epoch, entry.seq), size)
+        entries: list[Entry] = []
+        for entry in (_entry(slot, entry_id, fields) for entry_id, fields in raw):
+            size, place = len(entry.payload), self._ordinals.get(slot, 0)
+            if entry.ordinal > place + 1 and slot not in self._open_slots:
+                missed = entry.ordinal - place - 1
+                entries.append(Entry(slot, entry.epoch, entry.seq - 1, b"", entry.ordinal - 1, missed))
+            if entry.ordinal:
+                self._ordinals[slot] = max(place, entry.ordinal)
+                self._open_slots.discard(slot)
+            if self._trimming is not None:
+                self._trimming.retained.note(slot, (entry.epoch, entry.seq), size, entry.ordinal)
             self._largest_bytes = max(size, self._largest_bytes)
-        if entries:
+            entries.append(entry)
+        if raw:
             self._cursors[slot] = (entries[-1].epoch, entries[-1].seq)
-            self._unread[slot] = max(0, self._unread.get(slot, 0) - len(entries))
+            self._unread[slot] = max(0, self._unread.get(slot, 0) - len(raw))
         return entries
 
     def _discover_if_due(self) -> None:
@@ -155,34 +201,132 @@ class StreamReader:
         # an older incarnation: the stream itself tells.)
         suspects = {slot for slot, epoch in registered.items() if epoch < self._cursors.get(slot, _START)[0]}
         restarted = run_id != self._run_id
+        self._stay(registered, restarted)
         self._set_back_vanished({*registered, *self._cursors} if restarted else suspects)
         with self._lock:
             # A reader that was just made has missed nothing.
-            self._changes += 1 if restarted and self._run_id else 0
+            if restarted and self._run_id:
+                self._changes += 1
+                self._ordinals, self._open_slots = {}, set()
             self._run_id = run_id
         self._slots = sorted(registered)
         self._count_unread(self._slots)
+        if not self.required:
+            self._find_tails()
         self._next_discovery = self._clock() + _DISCOVERY_S
 
     def _set_back_vanished(self, slots: Iterable[str]) -> None:
         """Begin anew where a stream has never given out what we read from it: it is another stream by now."""
         for slot in slots:
-            last = last_generated(self._client, self._keys.stream(slot))
-            with self._lock:
-                if (last or _NOTHING) < self._cursors.get(slot, _START):
+            last = last_generated(self._client, self._keys.stream(slot)) or _NOTHING
+            if last < self._cursors.get(slot, _START) and not self._was_swept(slot):
+                with self._lock:
                     self._set_back(slot)
+
+    def _was_swept(self, slot: str) -> bool:
+        """Whether the slot's stream was taken away when all that we read had been trimmed from it."""
+        with translated(self._client):
+            told = self._client.hget(self._keys.trimmed, slot)
+        return parse_trimmed(told)[0] >= self._cursors.get(slot, _START) > _START
 
     def _set_back(self, slot: str) -> None:
         self._cursors.pop(slot, None)
-        self._retained.forget(slot)
+        self._ordinals.pop(slot, None)
+        self._open_slots.discard(slot)
+        if self._trimming is not None:
+            self._trimming.retained.forget(slot)
+
+    def _find_tails(self) -> None:
+        """Note what was trimmed from streams that hold nothing any more, or that were taken away."""
+        with translated(self._client):
+            trimmed = {
+                slot.decode(): parse_trimmed(told) for slot, told in self._client.hgetall(self._keys.trimmed).items()
+            }
+        for slot, (entry, ordinal) in trimmed.items():
+            with self._lock:
+                place, cursor = self._ordinals.get(slot, 0), self._cursors.get(slot, _START)
+                if slot in self._open_slots or entry <= cursor or ordinal <= place:
+                    continue
+                self._cursors[slot], self._ordinals[slot] = entry, ordinal
+            self._tails.append(Entry(slot, *entry, b"", ordinal, ordinal - place))
+
+    # --- being there -------------------------------------------------------------------------------------------
+
+    def _stay(self, registered: Iterable[str], restarted: bool) -> None:
+        """Enter the registry, on this server for the first time or again; afterwards show that we are there."""
+        if restarted:
+            anew = not self._cursors and not self._run_id
+            record = self._registry.enter(self.name, self.required, self._what, anew)
+            with self._lock:
+                self._mirrored = {}
+                if not self._run_id:
+                    # (A stream that never held anything is set back below: there all is counted.)
+                    self._open_slots |= set(record.found) - set(self._ordinals)
+        self.beat()
+
+    def beat(self) -> None:
+        """Show that this reader is there; `read` does it too. The learner's own claim speaks for the learner.
+
+        Raises:
+            ClaimHeld: somebody else reads under this name.
+            ClaimLost: this reader was dropped.
+        """
+        if self.name == LEARNER:
+            return
+        if self._presence is None:
+            self._presence = Claim.take(self._client, presence(self._keys, self.name), self._what, PRESENCE_TTL_S)
+        elif self._presence.renewal_due and self._presence.renew():
+            with translated(self._client):
+                dropped = not self._client.hexists(self._keys.readers, self.name)
+            if dropped and server_run_id(self._client) == self._run_id:
+                self.close()
+                raise ClaimLost(f"reader {self.name} was dropped: its claim on the log is given up")
+
+    def close(self) -> None:
+        """Be gone; the place in the registry is kept. Idempotent."""
+        claim, self._presence = self._presence, None
+        if claim is not None:
+            claim.release()
+
+    def leave(self) -> None:
+        """Be gone for good: nobody waits for this reader any more."""
+        self.close()
+        self._registry.leave(self.name)
 
     # --- telling actors ----------------------------------------------------------------------------------------
 
     def acknowledge(self, cursors: Mapping[str, str]) -> None:
-        """Mirror how far this reader has taken entries over, so that actors can be paced."""
+        """Mirror how far this reader has taken entries over, so that actors can be paced.
+
+        The learner's are held back while the streams have no room for more (clawq.transport.trimming).
+        """
+        with self._lock:
+            self._handled |= parse_ids(cursors)
+        self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        with self._telling:
+            with self._lock:
+                due = self._handled
+                if self._trimming is not None and self._trimming.room_bytes is not None:
+                    due = self._trimming.retained.within(due, self._trimming.room_bytes)
+                due = {slot: entry for slot, entry in due.items() if entry != self._mirrored.get(slot)}
+            if due:
+                self._tell(self._keys.cursors(self.name), {slot: id_text(entry) for slot, entry in due.items()})
+                self._mirrored |= due
+
+    def checkpointed(self, cursors: Mapping[str, str]) -> None:
+        """Tell how far this reader will never have to read again: trimming may go so far for it."""
         if cursors:
-            with translated(self._client):
-                self._client.hset(self._mirror, mapping=dict(cursors))
+            self._tell(self._keys.kept(self.name), dict(cursors))
+
+    def _tell(self, key: str, cursors: Mapping[str, str]) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hset(key, mapping=cursors)
+        if self.name != LEARNER:
+            pipe.expire(key, _FORGOTTEN_S)
+        with translated(self._client):
+            pipe.execute()
 
     # --- what the streams hold ---------------------------------------------------------------------------------
 
@@ -192,15 +336,22 @@ class StreamReader:
             return dict(self._unread)
 
     def stored_bytes(self) -> int:
-        """Bytes in all streams: exact for what was read, by the mean size for what was not."""
+        """Bytes in all streams: exact for what was read, by the mean size for what was not; of the learner."""
         with self._lock:
-            unread = sum(self._unread.values())
-            return self._retained.total_bytes + int(unread * self._retained.mean_bytes())
+            retained = self.trimming.retained
+            return retained.total_bytes + int(sum(self._unread.values()) * retained.mean_bytes())
 
     def uncheckpointed_bytes(self, cursors: Mapping[str, str]) -> int:
         """Bytes of entries read that lie after these (checkpointed) cursors: what trimming waits for."""
         with self._lock:
-            return self._retained.bytes_after(_parsed(cursors))
+            return self.trimming.retained.bytes_after(parse_ids(cursors))
+
+    @property
+    def trimming(self) -> Trimming:
+        """Of the learner's reader, what it trims with."""
+        if self._trimming is None:
+            raise ValueError(f"reader {self.name} does not trim; the run's learner does")
+        return self._trimming
 
     def _count_unread(self, slots: Sequence[str]) -> None:
         pipe = self._client.pipeline(transaction=False)
@@ -211,34 +362,37 @@ class StreamReader:
         for length in lengths:
             if isinstance(length, Exception):
                 raise translate(length, describe(self._client)) from length
+        behind = self._read_and_retained(slots)
         with self._lock:
-            self._unread = {
-                slot: max(0, length - self._retained.entries(slot)) for slot, length in zip(slots, lengths, strict=True)
-            }
+            self._unread = {slot: max(0, length - behind(slot)) for slot, length in zip(slots, lengths, strict=True)}
 
-    def trim(self, checkpointed: Mapping[str, str], budget_bytes: int) -> int:
-        """Remove the oldest entries behind `checkpointed` until the streams are within the budget; returns how many.
-
-        Only one thread trims. A crash in the middle leaves some streams trimmed and others not; the rest goes with the
-        next call.
-        """
-        with self._lock:
-            unread_bytes = int(sum(self._unread.values()) * self._retained.mean_bytes())
-            excess = self._retained.total_bytes + unread_bytes - budget_bytes
-            if excess > 0:
-                self._to_trim |= self._retained.take_oldest(_parsed(checkpointed), excess)
-            dropped = dict(self._to_trim)
-        if not dropped:
-            return 0
-        pipe = self._client.pipeline(transaction=False)
-        for slot, (epoch, seq) in dropped.items():
-            # MINID keeps what is at or above it. Entries are one node each, so exact trimming costs nothing more.
-            pipe.xtrim(self._keys.stream(slot), minid=f"{epoch}-{seq + 1}", approximate=False)
+    def _read_and_retained(self, slots: Sequence[str]) -> Callable[[str], int]:
+        """Gives of a slot how many of the entries that it holds were read."""
+        if self._trimming is not None:
+            return self._trimming.retained.entries
+        if not slots:
+            return lambda slot: 0
         with translated(self._client):
-            trimmed = sum(pipe.execute())
-        # Kept until Redis has done it: what failed is tried again with the next call.
-        self._to_trim = {}
-        return int(trimmed)
+            told = self._client.hmget(self._keys.trimmed, slots)
+        gone = {slot: parse_trimmed(one)[1] for slot, one in zip(slots, told, strict=True)}
+        return lambda slot: max(0, self._ordinals.get(slot, 0) - gone[slot])
+
+    def trim(self, checkpointed: Mapping[str, str], budget_bytes: int, window_bytes: int = 0) -> int:
+        """Remove the oldest entries behind all required checkpoints until the streams are within the budget.
+
+        Args:
+            checkpointed: slot -> id of the last entry in this reader's own checkpoint.
+            budget_bytes: what the streams may hold.
+            window_bytes: what each slot may hold that is not taken over, for which room is kept; 0 = none is.
+
+        Returns:
+            how many entries were removed.
+        """
+        if window_bytes:
+            self.trimming.plan_room(budget_bytes, window_bytes, len(self._slots), self._largest_bytes)
+        trimmed = self.trimming.trim(checkpointed, self.stored_bytes(), budget_bytes)
+        self._tell_taken()
+        return trimmed
 
     def read_back(self, upto: Mapping[str, str]) -> Iterator[Entry]:
         """The retained entries at or before these cursors, oldest first over all slots (to rebuild a ring).
@@ -246,10 +400,12 @@ class StreamReader:
         Slots are merged by the time in the fragments' headers; within a slot the order is that of the ids. Entries
         that are read back count as retained, so that `trim` knows them. Call it before the first `read`.
         """
-        streams = [self._slot_back(slot, entry) for slot, entry in sorted(_parsed(upto).items())]
+        streams = [self._slot_back(slot, entry) for slot, entry in sorted(parse_ids(upto).items())]
         for entry in heapq.merge(*streams, key=_made_at):
             with self._lock:
-                self._retained.note(entry.slot, (entry.epoch, entry.seq), len(entry.payload))
+                if self._trimming is not None:
+                    size = len(entry.payload)
+                    self._trimming.retained.note(entry.slot, (entry.epoch, entry.seq), size, entry.ordinal)
             yield entry
 
     def _slot_back(self, slot: str, upto: EntryId) -> Iterator[Entry]:
@@ -257,7 +413,7 @@ class StreamReader:
         while True:
             with translated(self._client):
                 # One at a time: as many replies are in memory as there are slots.
-                raw = self._client.xrange(self._keys.stream(slot), min=after, max=_text(upto), count=1)
+                raw = self._client.xrange(self._keys.stream(slot), min=after, max=id_text(upto), count=1)
             if not raw:
                 return
             yield from (_entry(slot, entry_id, fields) for entry_id, fields in raw)
@@ -265,30 +421,16 @@ class StreamReader:
 
     def sweep(self) -> list[str]:
         """Remove streams that are empty (drained and trimmed) and that nobody claims; returns their slots."""
-        return [slot for slot in list(self._slots) if self._sweep_slot(slot)]
-
-    def _sweep_slot(self, slot: str) -> bool:
-        stream, claim = self._keys.stream(slot), self._keys.claim(f"slot:{slot}")
-
-        def once(pipe: Any) -> bool:
-            if pipe.exists(claim) or pipe.xlen(stream):
-                return False
-            pipe.multi()
-            pipe.unlink(stream)
-            pipe.hdel(self._keys.slots, slot)
-            pipe.hdel(self._mirror, slot)
-            pipe.execute()
-            return True
-
-        try:
-            swept = watched(self._client, (stream, claim), once)
-        except StoreUnavailable:
-            return False
-        if swept:
-            with self._lock:
-                self._set_back(slot)
-                self._slots = [other for other in self._slots if other != slot]
+        swept = [slot for slot in list(self._slots) if self.trimming.sweep(slot)]
+        with self._lock:
+            for slot in swept:
+                # Its ordinals go on if it comes back.
+                self._cursors.pop(slot, None)
+                self.trimming.retained.forget(slot)
+                self._handled.pop(slot, None)
+                self._mirrored.pop(slot, None)
                 self._unread.pop(slot, None)
+            self._slots = [slot for slot in self._slots if slot not in swept]
         return swept
 
 
@@ -315,8 +457,9 @@ def _registered(raw: Mapping[bytes, bytes]) -> dict[str, int]:
 
 def _entry(slot: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Entry:
     epoch, seq = parse_id(entry_id.decode())
+    ordinal = fields.get(ORDINAL_FIELD, b"")
     # An entry without our field is garbage of somebody; the consumer rejects it as such.
-    return Entry(slot, epoch, seq, fields.get(PAYLOAD_FIELD, b""))
+    return Entry(slot, epoch, seq, fields.get(PAYLOAD_FIELD, b""), int(ordinal) if ordinal.isdigit() else 0)
 
 
 def _made_at(entry: Entry) -> tuple[int, int, int]:
@@ -325,11 +468,3 @@ def _made_at(entry: Entry) -> tuple[int, int, int]:
     except CodecError:
         made_ms = 0
     return made_ms, entry.epoch, entry.seq
-
-
-def _parsed(cursors: Mapping[str, str]) -> dict[str, EntryId]:
-    return {slot: parse_id(entry_id) for slot, entry_id in cursors.items()}
-
-
-def _text(entry: EntryId) -> str:
-    return f"{entry[0]}-{entry[1]}"

@@ -2,10 +2,14 @@
 
 `StreamWriter.open` takes the slot's claim and a new epoch = max(server time in ms, last generated ms + 1). Entries get
 the ids `<epoch>-<seq>`, so whatever an older incarnation of the slot still has under way is refused by the stream
-itself. One `send` is one non-transactional pipeline: XADD, the control record, and the learner's mirrored cursor.
+itself. One `send` is one non-transactional pipeline: XADD, the control record, and the mirrored cursors of all required
+readers: what the slowest of them has not taken over is unread.
+
+Beside the fragment an entry holds its ordinal, counted from 1 over all that the slot's stream ever had, so that a
+reader knows exactly how many entries were trimmed before it came.
 
 After an unclear failure the caller sends the same seq again. If Redis then answers "equal or smaller", it is success
-only if the entry is really there, or if the learner's cursor shows that it took it over (it may be trimmed already);
+only if the entry is really there, or if a required reader's cursor shows that it took it over (it may be trimmed);
 otherwise StreamRejected: this writer is closed, the caller opens a new one and with it a new epoch. The same when the
 claim lapsed, which means that the server came back empty or that we were stopped for long.
 
@@ -14,6 +18,7 @@ What it does not do: wait, retry or drop. That is for the outbox.
 
 import json
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -26,8 +31,8 @@ from clawq.transport.codec import MAX_FRAGMENT_BYTES
 from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, RunKeys
 
-#: The one field of a stream entry.
-PAYLOAD_FIELD = b"f"
+#: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
+PAYLOAD_FIELD, ORDINAL_FIELD = b"f", b"n"
 _NOT_ABOVE_TOP = "equal or smaller than the target stream top item"
 
 
@@ -43,12 +48,17 @@ class StreamWriter:
 
     incarnation = 0
 
-    def __init__(self, client: redis.Redis, keys: RunKeys, slot: str, claim: Claim, epoch: int) -> None:
+    def __init__(
+        self, client: redis.Redis, keys: RunKeys, slot: str, claim: Claim, epoch: int, written: int = 0
+    ) -> None:
         self.slot = slot
         self._client: Any = client
         self._keys, self._claim, self._epoch = keys, claim, epoch
         self._stream = keys.stream(slot)
-        #: (seq, bytes) of what was sent and, as far as we know, not taken over by the learner.
+        self._required: tuple[str, ...] = (LEARNER,)
+        #: Entries that the slot had before ours, and seq -> place of ours after them. (A seq may be left out.)
+        self._written, self._last_seq = written, 0
+        #: (seq, bytes) of what was sent and, as far as we know, not taken over by all required readers.
         self._unread: deque[tuple[int, int]] = deque()
         self._unread_bytes = 0
         self._closed = False
@@ -79,7 +89,7 @@ class StreamWriter:
         """
         claim = Claim.take(client, keys.claim(f"slot:{slot}"), worker, claim_ttl_s)
         try:
-            epoch = _next_epoch(client, keys.stream(slot), after_epoch)
+            epoch, written = _begin_epoch(client, keys, slot, after_epoch)
             incarnation = _next_incarnation(client, keys, slot)
             with translated(client):
                 facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation}
@@ -87,7 +97,7 @@ class StreamWriter:
         except BaseException:
             _release_quietly(claim)
             raise
-        writer = cls(client, keys, slot, claim, epoch)
+        writer = cls(client, keys, slot, claim, epoch, written)
         writer.incarnation = incarnation
         return writer
 
@@ -112,16 +122,18 @@ class StreamWriter:
         # redis-py measures a memoryview by items, not by bytes.
         blob = memoryview(payload).cast("B") if isinstance(payload, memoryview) else payload
         pipe = self._client.pipeline(transaction=False)
-        pipe.execute_command("XADD", self._stream, entry_id, PAYLOAD_FIELD, blob)
+        ordinal = self._written + (1 if seq > self._last_seq else 0)
+        pipe.execute_command("XADD", self._stream, entry_id, PAYLOAD_FIELD, blob, ORDINAL_FIELD, ordinal)
         self._queue_poll(pipe)
         with translated(self._client):
-            added, control, cursor = pipe.execute(raise_on_error=False)
+            added, control, *cursors = pipe.execute(raise_on_error=False)
         if isinstance(added, Exception):
-            self._settle(entry_id, seq, added, cursor)
-        if not self._unread or seq > self._unread[-1][0]:
+            self._settle(entry_id, seq, added, cursors)
+        if seq > self._last_seq:
+            self._last_seq, self._written = seq, ordinal
             self._unread.append((seq, len(payload)))
             self._unread_bytes += len(payload)
-        return self._note(control, cursor)
+        return self._note(control, cursors)
 
     def poll(self) -> Control | None:
         """The control record alone; renews the claim when it is due.
@@ -134,11 +146,11 @@ class StreamWriter:
         pipe = self._client.pipeline(transaction=False)
         self._queue_poll(pipe)
         with translated(self._client):
-            control, cursor = pipe.execute(raise_on_error=False)
-        return self._note(control, cursor)
+            control, *cursors = pipe.execute(raise_on_error=False)
+        return self._note(control, cursors)
 
     def unread_bytes(self) -> int:
-        """Bytes sent by this epoch that the learner had not taken over at the last send or poll."""
+        """Bytes sent by this epoch that the slowest required reader had not taken over at the last send or poll."""
         return self._unread_bytes
 
     def close(self) -> None:
@@ -148,26 +160,29 @@ class StreamWriter:
 
     def _queue_poll(self, pipe: Any) -> None:
         pipe.hmget(self._keys.control, CONTROL_FIELDS)
-        pipe.hget(self._keys.cursors(LEARNER), self.slot)
+        for reader in self._required:
+            pipe.hget(self._keys.cursors(reader), self.slot)
 
-    def _note(self, control: Any, cursor: Any) -> Control | None:
-        for answer in (control, cursor):
+    def _note(self, control: Any, cursors: Sequence[Any]) -> Control | None:
+        for answer in (control, *cursors):
             if isinstance(answer, Exception):
                 raise translate(answer, describe(self._client)) from answer
-        if cursor is not None:
-            epoch, seq = parse_id(cursor.decode())
-            while self._unread and (self._epoch, self._unread[0][0]) <= (epoch, seq):
-                self._unread_bytes -= self._unread.popleft()[1]
-        return parse_control(control)
+        taken = min(map(_taken, cursors))
+        while self._unread and (self._epoch, self._unread[0][0]) <= taken:
+            self._unread_bytes -= self._unread.popleft()[1]
+        record = parse_control(control)
+        if record is not None:
+            self._required = record.required
+        return record
 
-    def _settle(self, entry_id: str, seq: int, error: Exception, cursor: Any) -> None:
+    def _settle(self, entry_id: str, seq: int, error: Exception, cursors: Sequence[Any]) -> None:
         """Return if the refused entry got there all the same, raise what the caller has to know otherwise."""
         if _NOT_ABOVE_TOP not in str(error):
             raise translate(error, describe(self._client)) from error
         with translated(self._client):
             if self._client.xrange(self._stream, entry_id, entry_id):
                 return
-        taken = parse_id(cursor.decode()) if isinstance(cursor, bytes) else (0, 0)
+        taken = max(map(_taken, cursors))
         # Only entries that were there are taken over, and what was taken over may have been trimmed since.
         if taken[0] == self._epoch and taken[1] >= seq:
             return
@@ -198,23 +213,65 @@ def parse_id(entry_id: str) -> tuple[int, int]:
     return int(epoch), int(seq or 0)
 
 
+def parse_ids(cursors: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """The same for cursors."""
+    return {slot: parse_id(entry_id) for slot, entry_id in cursors.items()}
+
+
+def id_text(entry: tuple[int, int]) -> str:
+    """Inverse of `parse_id`."""
+    return f"{entry[0]}-{entry[1]}"
+
+
 def last_generated(client: Any, stream: str) -> tuple[int, int] | None:
     """The largest id that a stream has ever given out, None if there is no such stream."""
+    about = describe_stream(client, stream)
+    return parse_id(bytes(about["last-generated-id"]).decode()) if about else None
+
+
+def describe_stream(client: Any, stream: str) -> Mapping[str, Any] | None:
+    """What XINFO STREAM says, None if there is no such stream."""
     try:
         with translated(client):
-            return parse_id(bytes(client.xinfo_stream(stream)["last-generated-id"]).decode())
+            about: Mapping[str, Any] = client.xinfo_stream(stream)
+            return about
     except TransportError as error:
         if "no such key" in str(error):
             return None
         raise
 
 
-def _next_epoch(client: Any, stream: str, after_epoch: int) -> int:
+def written_before(about: Mapping[str, Any] | None, trimmed: bytes | None) -> int:
+    """How many entries a slot ever had, from XINFO STREAM of its stream (None if there is none) and from `trimmed`."""
+    newest = about.get("last-entry") if about else None
+    told = newest[1].get(ORDINAL_FIELD) if newest else None
+    if told and told.isdigit():
+        return int(told)
+    # All trimmed; or the newest is none of ours, and then nobody's count is exact.
+    behind = parse_trimmed(trimmed)[1]
+    return max(behind, int(about.get("entries-added", 0))) if about else behind
+
+
+def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:
+    """(id, ordinal) of the last entry trimmed; zeros if there is none."""
+    entry_id, _, ordinal = (text or b"0-0 0").decode().partition(" ")
+    return parse_id(entry_id), int(ordinal or 0)
+
+
+def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tuple[int, int]:
+    """(the next epoch, how many entries the slot ever had)."""
     with translated(client):
         seconds, micros = client.time()
-    last = last_generated(client, stream)
+        trimmed = client.hget(keys.trimmed, slot)
+    about = describe_stream(client, keys.stream(slot))
+    last = parse_id(bytes(about["last-generated-id"]).decode()) if about else None
     # The clock of a server may run back; ids of a stream must not.
-    return max(int(seconds) * 1000 + int(micros) // 1000, after_epoch + 1, last[0] + 1 if last else 0)
+    epoch = max(int(seconds) * 1000 + int(micros) // 1000, after_epoch + 1, last[0] + 1 if last else 0)
+    return epoch, written_before(about, trimmed)
+
+
+def _taken(cursor: Any) -> tuple[int, int]:
+    return parse_id(cursor.decode()) if isinstance(cursor, bytes) else (0, 0)
 
 
 def _next_incarnation(client: Any, keys: RunKeys, slot: str) -> int:

@@ -17,6 +17,7 @@ from clawq.transport.control import ControlRecord
 from clawq.transport.keys import RunKeys
 from clawq.transport.memory import MemoryTransport
 from clawq.transport.readers import StreamReader
+from clawq.transport.registry import Readers
 from clawq.transport.stream import StreamWriter
 from clawq.transport.weights import WeightsPublisher, WeightsReader
 
@@ -35,8 +36,18 @@ class RedisTransport:
     def sink(self, slot: str, after_epoch: int = 0) -> StreamWriter:
         return StreamWriter.open(self.client, self.keys, slot, "test", after_epoch=after_epoch)
 
-    def source(self, cursors: Mapping[str, str] | None = None) -> StreamReader:
-        return StreamReader(self.client, self.keys, cursors=cursors)
+    def source(
+        self,
+        cursors: Mapping[str, str] | None = None,
+        reader: str = "learner",
+        required: bool = False,
+        ordinals: Mapping[str, int] | None = None,
+    ) -> StreamReader:
+        return StreamReader(self.client, self.keys, reader, cursors, required=required, ordinals=ordinals)
+
+    @property
+    def readers(self) -> Readers:
+        return Readers(self.client, self.keys)
 
     def publisher(self, keep: int = 3) -> WeightsPublisher:
         claim = Claim.take(self.client, self.keys.claim("learner"), "test", 60)
@@ -243,6 +254,145 @@ def test_trimming_takes_the_oldest_only_behind_checkpoints_and_only_as_needed(tr
     assert source.trim(source.cursors(), 550) == 15 - trimmed
     assert source.stored_bytes() == 500
     assert {entry.seq for entry in read_all(transport.source(), 5)} <= set(range(6, 11)), "the newest are left"
+
+
+def test_trimming_waits_for_the_checkpoints_of_all_required_readers_and_never_for_optional_ones(transport: Any) -> None:
+    sink, learner = transport.sink("a"), transport.source()
+    archive, watcher = transport.source(reader="archive", required=True), transport.source(reader="watcher")
+    for seq in range(1, 11):
+        sink.send(seq, bytes(100))
+    for source in (learner, archive, watcher):
+        read_all(source, 10)
+    cursor = {n: {"a": f"{sink.epoch}-{n}"} for n in range(1, 11)}
+    assert learner.trim(cursor[10], 0) == 0, "the archive has kept nothing"
+    assert learner.trimming.holding == ("archive",)
+    archive.checkpointed(cursor[4])
+    assert learner.trim(cursor[10], 0) == 4
+    archive.checkpointed(cursor[9])
+    assert learner.trim(cursor[6], 0) == 2
+    assert learner.trimming.holding == ("learner",)
+    records = {record.name: record for record in transport.readers.list()}
+    assert list(records) == ["learner", "archive", "watcher"]
+    assert [record.required for record in records.values()] == [True, True, False]
+    assert records["archive"].kept == cursor[9]
+    assert records["archive"].holder
+    archive.close()
+    assert not transport.readers.list()[1].holder, "it is not there, but its claim on the log stands"
+    assert learner.trim(cursor[10], 0) == 3
+    assert transport.readers.leave("archive")
+    assert learner.trim(cursor[10], 0) == 1
+    assert [record.name for record in transport.readers.list()] == ["learner", "watcher"]
+    with pytest.raises(TransportError, match="own learner"):
+        transport.readers.leave("learner")
+
+
+def test_an_optional_reader_is_told_exactly_what_was_trimmed_before_it_came(transport: Any) -> None:
+    a, learner = transport.sink("a"), transport.source()
+    late = transport.source(reader="late")
+    a.send(1, b"x")
+    assert read_all(late, 1)[0].ordinal == 1
+    b = transport.sink("b")
+    b.send(1, b"x")
+    read_all(learner, 2)
+    for seq in (2, 3, 6, 7):  # 4 and 5 were dropped by the outbox: they never were in the stream
+        a.send(seq, b"x")
+    a.close()
+    again = transport.sink("a")
+    again.send(1, b"x")
+    again.send(2, b"x")
+    read_all(learner, 6)
+    learner.trim({"a": f"{again.epoch}-1", "b": f"{b.epoch}-1"}, 1)
+    got = read_all(late, 3)
+    assert {(entry.slot, entry.missed) for entry in got} == {("a", 5), ("b", 1), ("a", 0)}
+    assert [(entry.epoch, entry.seq) for entry in got if not entry.missed] == [(again.epoch, 2)]
+    assert late.ordinals() == {"a": 7, "b": 1}
+    resumed = transport.source({"a": f"{a.epoch}-1"}, reader="late", ordinals={"a": 1})
+    late.close()
+    again.send(3, b"x")
+    told = [(entry.slot, entry.missed) for entry in read_all(resumed, 4)]
+    assert sorted(told) == [("a", 0), ("a", 0), ("a", 5), ("b", 1)], "the same after a restart, from its checkpoint"
+
+
+def test_a_reader_that_begins_late_has_missed_nothing(transport: Any) -> None:
+    sink, learner = transport.sink("a"), transport.source()
+    for seq in range(1, 6):
+        sink.send(seq, b"x")
+    read_all(learner, 5)
+    assert learner.trim(learner.cursors(), 2) == 3
+    begun = read_all(transport.source(reader="new"), 2)
+    assert [(entry.seq, entry.missed, entry.ordinal) for entry in begun] == [(4, 0, 4), (5, 0, 5)]
+
+
+def test_what_a_slot_ever_had_is_counted_on_when_its_stream_was_swept(transport: Any) -> None:
+    sink, learner, late = transport.sink("a"), transport.source(), transport.source(reader="late")
+    late.read(0.0)
+    for seq in range(1, 4):
+        sink.send(seq, b"x")
+    sink.close()
+    read_all(learner, 3)
+    learner.trim(learner.cursors(), 0)
+    assert learner.sweep() == ["a"]
+    again = transport.sink("a")
+    again.send(1, b"x")
+    assert [(entry.ordinal, entry.missed) for entry in read_all(learner, 1)] == [(4, 0)]
+    assert [(entry.ordinal, entry.missed) for entry in read_all(late, 2)] == [(3, 3), (4, 0)]
+
+
+def test_two_readers_cannot_have_one_name_at_a_time(transport: Any) -> None:
+    first, second = transport.source(reader="twin"), transport.source(reader="twin")
+    first.read(0.0)
+    with pytest.raises(ClaimHeld, match="reader:twin"):
+        second.read(0.0)
+    first.close()
+    assert second.read(0.0) == []
+
+
+def test_actors_wait_for_the_slowest_required_reader(transport: Any) -> None:
+    transport.control.write(window_bytes=1000, config_epoch=1)
+    sink, learner = transport.sink("a"), transport.source()
+    archive, watcher = transport.source(reader="archive", required=True), transport.source(reader="watcher")
+    for source in (archive, watcher):
+        source.read(0.0)
+    assert sink.poll().required == ("archive", "learner")
+    for seq in range(1, 4):
+        sink.send(seq, bytes(100))
+    read_all(learner, 3)
+    learner.acknowledge(learner.cursors())
+    sink.poll()
+    assert sink.unread_bytes() == 300, "the archive has taken nothing over"
+    read_all(archive, 3)
+    archive.acknowledge({"a": f"{sink.epoch}-2"})
+    sink.poll()
+    assert sink.unread_bytes() == 100
+    transport.readers.leave("archive")
+    sink.poll()
+    sink.poll()
+    assert sink.unread_bytes() == 0, "a dropped reader is not waited for"
+
+
+def test_the_budget_holds_while_trimming_waits_because_taking_over_is_told_only_where_there_is_room(
+    transport: Any,
+) -> None:
+    """Nobody checkpoints; an actor that fills its window and waits for its turn never gets past the budget."""
+    sink, learner = transport.sink("a"), transport.source()
+    budget, window, sent = 10_000, 1_000, 0
+    for _ in range(100):
+        learner.trim({}, budget, window)
+        while sink.unread_bytes() < window:
+            sent += 1
+            sink.send(sent, bytes(100))
+            assert learner.stored_bytes() <= budget
+        learner.read(0.01)
+        learner.acknowledge(learner.cursors())
+        sink.poll()
+        if sink.unread_bytes() >= window:
+            break
+    assert 7_000 <= 100 * sent <= budget
+    assert learner.trim({}, budget, window) == 0
+    assert learner.trimming.holding == ("learner",)
+    assert learner.trim(learner.cursors(), budget, window) > 0
+    sink.poll()
+    assert sink.unread_bytes() < window, "a checkpoint makes room"
 
 
 def test_only_drained_idle_unclaimed_streams_are_swept(transport: Any) -> None:
