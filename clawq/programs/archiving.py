@@ -11,8 +11,8 @@ from clawq.errors import ArchiveUnfit, UserError
 from clawq.programs.run import Run
 from clawq.transport.archive import Archive
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
-from clawq.transport.archiver import ARCHIVE, Archiver
-from clawq.transport.keys import RunKeys
+from clawq.transport.archiver import Archiver
+from clawq.transport.keys import ARCHIVE, RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.readers import StreamReader
 
@@ -43,7 +43,8 @@ def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver |
         raise UserError(f"{error}. Choose another folder with archive.folder=PATH.") from None
     for loss in writer.losses:
         say(f"archive: {loss}")
-    reader = StreamReader(data, RunKeys(run.tag), ARCHIVE, writer.cursors(), retain=False)
+    required = wanted.on_full == "block"
+    reader = StreamReader(data, RunKeys(run.tag), ARCHIVE, writer.cursors(), required=required)
     return Archiver(reader, writer, wanted.on_full)
 
 

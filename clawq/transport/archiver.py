@@ -25,8 +25,6 @@ from clawq.types import Metrics
 
 log = logging.getLogger(__name__)
 
-#: Name of this reader; its cursors are mirrored under it.
-ARCHIVE = "archive"
 #: How long one read waits for entries, seconds: what closing may take beyond the writing.
 READ_S = 0.2
 #: Pause after a refusal of the disk or of Redis, seconds: first and longest.
@@ -159,6 +157,7 @@ class Archiver:
         if self._reader.server_changed():
             self._mirrored = {}
         self._reader.acknowledge({slot: entry for slot, entry in durable.items() if self._mirrored.get(slot) != entry})
+        self._reader.checkpointed({slot: entry for slot, entry in durable.items() if self._mirrored.get(slot) != entry})
         self._mirrored = durable
 
     def _read_metrics(self) -> Metrics:

@@ -47,6 +47,8 @@ from dataclasses import dataclass
 RUNS_KEY = "clawq:runs"
 #: Name of the one required reader that every run has.
 LEARNER = "learner"
+#: Name of the reader that writes a run's archive; it is part of the learner's process, and present when that is.
+ARCHIVE = "archive"
 #: What may stand in slot, reader and claim names; they become parts of keys and of file names.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _TAG_PATTERN = re.compile(r"[0-9a-f]{32}")

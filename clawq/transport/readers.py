@@ -32,7 +32,7 @@ from clawq.errors import ClaimLost, CodecError
 from clawq.transport.claims import Claim
 from clawq.transport.client import describe, server_run_id, socket_timeout_s, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, peek_meta
-from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
+from clawq.transport.keys import ARCHIVE, LEARNER, NAME_PATTERN, RunKeys
 from clawq.transport.registry import Readers, presence
 from clawq.transport.retained import EntryId
 from clawq.transport.stream import (
@@ -265,13 +265,13 @@ class StreamReader:
         self.beat()
 
     def beat(self) -> None:
-        """Show that this reader is there; `read` does it too. The learner's own claim speaks for the learner.
+        """Show that this reader is there; `read` does it too. The learner's claim speaks for all in its process.
 
         Raises:
             ClaimHeld: somebody else reads under this name.
             ClaimLost: this reader was dropped.
         """
-        if self.name == LEARNER:
+        if self.name in (LEARNER, ARCHIVE):
             return
         if self._presence is None:
             self._presence = Claim.take(self._client, presence(self._keys, self.name), self._what, PRESENCE_TTL_S)

@@ -21,7 +21,7 @@ import redis
 from clawq.errors import TransportError
 from clawq.transport.claims import holder_of, watched
 from clawq.transport.client import translated
-from clawq.transport.keys import LEARNER, RunKeys, check_name
+from clawq.transport.keys import ARCHIVE, LEARNER, RunKeys, check_name
 
 #: Most readers of a run: what each has checkpointed is asked for before every trimming.
 MOST_READERS = 32
@@ -109,7 +109,9 @@ class Readers:
             gone = records.pop(name, None)
             pipe.multi()
             pipe.hdel(self._keys.readers, name)
-            pipe.unlink(self._keys.cursors(name), self._keys.kept(name), presence(self._keys, name))
+            pipe.unlink(self._keys.cursors(name), self._keys.kept(name))
+            if name != ARCHIVE:
+                pipe.unlink(presence(self._keys, name))
             self._tell(pipe, records)
             pipe.execute()
             return gone is not None
@@ -161,7 +163,7 @@ class Readers:
 
 def presence(keys: RunKeys, name: str) -> str:
     """Key of the claim that a present reader holds."""
-    return keys.claim(LEARNER if name == LEARNER else f"reader:{name}")
+    return keys.claim(LEARNER if name in (LEARNER, ARCHIVE) else f"reader:{name}")
 
 
 def _records(raw: Mapping[bytes, bytes]) -> dict[str, ReaderRecord]:

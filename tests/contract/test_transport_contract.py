@@ -258,28 +258,28 @@ def test_trimming_takes_the_oldest_only_behind_checkpoints_and_only_as_needed(tr
 
 def test_trimming_waits_for_the_checkpoints_of_all_required_readers_and_never_for_optional_ones(transport: Any) -> None:
     sink, learner = transport.sink("a"), transport.source()
-    archive, watcher = transport.source(reader="archive", required=True), transport.source(reader="watcher")
+    keeper, watcher = transport.source(reader="keeper", required=True), transport.source(reader="watcher")
     for seq in range(1, 11):
         sink.send(seq, bytes(100))
-    for source in (learner, archive, watcher):
+    for source in (learner, keeper, watcher):
         read_all(source, 10)
     cursor = {n: {"a": f"{sink.epoch}-{n}"} for n in range(1, 11)}
-    assert learner.trim(cursor[10], 0) == 0, "the archive has kept nothing"
-    assert learner.trimming.holding == ("archive",)
-    archive.checkpointed(cursor[4])
+    assert learner.trim(cursor[10], 0) == 0, "the keeper has kept nothing"
+    assert learner.trimming.holding == ("keeper",)
+    keeper.checkpointed(cursor[4])
     assert learner.trim(cursor[10], 0) == 4
-    archive.checkpointed(cursor[9])
+    keeper.checkpointed(cursor[9])
     assert learner.trim(cursor[6], 0) == 2
     assert learner.trimming.holding == ("learner",)
     records = {record.name: record for record in transport.readers.list()}
-    assert list(records) == ["learner", "archive", "watcher"]
+    assert list(records) == ["learner", "keeper", "watcher"]
     assert [record.required for record in records.values()] == [True, True, False]
-    assert records["archive"].kept == cursor[9]
-    assert records["archive"].holder
-    archive.close()
+    assert records["keeper"].kept == cursor[9]
+    assert records["keeper"].holder
+    keeper.close()
     assert not transport.readers.list()[1].holder, "it is not there, but its claim on the log stands"
     assert learner.trim(cursor[10], 0) == 3
-    assert transport.readers.leave("archive")
+    assert transport.readers.leave("keeper")
     assert learner.trim(cursor[10], 0) == 1
     assert [record.name for record in transport.readers.list()] == ["learner", "watcher"]
     with pytest.raises(TransportError, match="own learner"):
@@ -350,21 +350,21 @@ def test_two_readers_cannot_have_one_name_at_a_time(transport: Any) -> None:
 def test_actors_wait_for_the_slowest_required_reader(transport: Any) -> None:
     transport.control.write(window_bytes=1000, config_epoch=1)
     sink, learner = transport.sink("a"), transport.source()
-    archive, watcher = transport.source(reader="archive", required=True), transport.source(reader="watcher")
-    for source in (archive, watcher):
+    keeper, watcher = transport.source(reader="keeper", required=True), transport.source(reader="watcher")
+    for source in (keeper, watcher):
         source.read(0.0)
-    assert sink.poll().required == ("archive", "learner")
+    assert sink.poll().required == ("keeper", "learner")
     for seq in range(1, 4):
         sink.send(seq, bytes(100))
     read_all(learner, 3)
     learner.acknowledge(learner.cursors())
     sink.poll()
-    assert sink.unread_bytes() == 300, "the archive has taken nothing over"
-    read_all(archive, 3)
-    archive.acknowledge({"a": f"{sink.epoch}-2"})
+    assert sink.unread_bytes() == 300, "the keeper has taken nothing over"
+    read_all(keeper, 3)
+    keeper.acknowledge({"a": f"{sink.epoch}-2"})
     sink.poll()
     assert sink.unread_bytes() == 100
-    transport.readers.leave("archive")
+    transport.readers.leave("keeper")
     sink.poll()
     sink.poll()
     assert sink.unread_bytes() == 0, "a dropped reader is not waited for"

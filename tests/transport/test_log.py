@@ -18,10 +18,10 @@ from clawq.errors import LogGone
 from clawq.testing.experience import RUN, TrueSlot
 from clawq.transport.archive import Archive
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
-from clawq.transport.archiver import ARCHIVE, Archiver, least
+from clawq.transport.archiver import Archiver, least
 from clawq.transport.client import connect
 from clawq.transport.codec import encode
-from clawq.transport.keys import RunKeys
+from clawq.transport.keys import ARCHIVE, RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.readers import StreamReader
 from clawq.transport.segment_index import segment_paths
@@ -83,7 +83,7 @@ class Archiving:
 
     def start(self, on_full: Any = "gap") -> Archiver:
         writer = ArchiveWriter(self.folder, RUN, LIMITS)
-        reader = StreamReader(self.client, self.keys, ARCHIVE, writer.cursors(), retain=False)
+        reader = StreamReader(self.client, self.keys, ARCHIVE, writer.cursors())
         self.now = Archiver(reader, writer, on_full).start()
         return self.now
 
@@ -136,7 +136,7 @@ def test_streams_are_trimmed_only_behind_what_is_on_the_disk(
     actors: Actors, archive: Archiving, eventually: Eventually
 ) -> None:
     writer = ArchiveWriter(archive.folder, RUN, LIMITS)
-    archiver = Archiver(StreamReader(actors.client, actors.keys, ARCHIVE, retain=False), writer)
+    archiver = Archiver(StreamReader(actors.client, actors.keys, ARCHIVE), writer)
     archive.now = archiver
     sent = actors.send(12)
     reader = StreamReader(actors.client, actors.keys)
