@@ -189,6 +189,19 @@ def _nearest_key(model: type[BaseModel], loc: _Loc) -> str:
     return _options(key, known)
 
 
+def nearest_key(key: str) -> str | None:
+    """What to say of a dotted key that no configuration has; None if there is one. Options of plugins pass."""
+    parts = tuple(key.split("."))
+    owner: type[BaseModel] | None = RunConfig
+    for depth, part in enumerate(parts):
+        if owner is None or part not in owner.model_fields:
+            return "unknown key" + _nearest_key(RunConfig, parts[: depth + 1])
+        if part == "options":
+            return None
+        owner = _model_in(owner.model_fields[part].annotation)
+    return None
+
+
 def _options(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -213,4 +226,4 @@ def _line(mistake: Mistake, given: Sequence[str]) -> str:
     return f"{mistake} (from the command line)" if told else str(mistake)
 
 
-__all__ = ["load_config", "parse_config", "to_yaml"]
+__all__ = ["load_config", "nearest_key", "parse_config", "to_yaml"]

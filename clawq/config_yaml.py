@@ -62,6 +62,15 @@ def _parse_yaml(text: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
+def set_key(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set one key of a mapping whose sections are there, as in a dumped configuration."""
+    *sections, last = dotted.split(".")
+    at = raw
+    for name in sections:
+        at = at[name]
+    at[last] = value
+
+
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake]:
     """Set each `key.path=value` in `raw`, in order, making sections that are absent; yields what could not be set."""
     for override in overrides:
@@ -155,4 +164,4 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-__all__ = ["MAX_DEPTH", "Mistake", "apply_overrides", "dump_yaml", "join", "read_yaml"]
+__all__ = ["MAX_DEPTH", "Mistake", "apply_overrides", "dump_yaml", "join", "read_yaml", "set_key"]

@@ -112,6 +112,10 @@ class Td3:
         metrics["lr_fraction"] = rate
         return metrics
 
+    def retune(self, options: Td3Options) -> None:
+        """Take the step sizes of other options from the next update on; the rest stays as it is."""
+        self.options = self.options.model_copy(update={"lr_actor": options.lr_actor, "lr_critic": options.lr_critic})
+
     def weights(self) -> dict[str, Tensor]:
         """Copies for the actors, on the CPU: the actor (or its average) and the normaliser's policy columns."""
         source = self._average if self.options.average_decay else self._actor

@@ -113,6 +113,9 @@ class Coordinator:
         record = self._registry.get(self.run.run_id)
         self._registered = record is not None and record.state in ACTIVE_STATES
         self._taken_over = record is not None and not record.same_session(self.run)
+        if record is not None and not self._taken_over and record.config != self.run.config:
+            # Its learner was told to go on under other settings.
+            self.run, self._config = record, RunConfig.model_validate(record.config)
 
     def _desired(self) -> Desired:
         control = self._control.read()

@@ -51,10 +51,15 @@ class Keeper:
         self._ending = threading.Event()
         self._age_s = self._pause_s = 0.0
         self.restarts = 0
+        self._changed = False
         self._registry.add(record)
         self.child: Child | None = begin(child or start())
         self._thread = threading.Thread(target=self._run, name="clawq-keeper", daemon=True)
         self._thread.start()
+
+    def update(self, record: RunRecord) -> None:
+        """Register the run's record anew, soon; it is of the same session."""
+        self._record, self._changed = record, True
 
     def close(self) -> None:
         """End the coordinator; it empties the run's queues first. Idempotent."""
@@ -71,6 +76,9 @@ class Keeper:
                     continue
                 if self.child is None or self.child.exited():
                     self._start_again()
+                if self._changed and not self._ending.is_set():
+                    self._changed = False
+                    self._registry.add(self._record)
                 if not self._registered() and not self._ending.is_set():
                     self._registry.add(self._record)
                     log.warning("the broker did not know run %s any more; it is registered again", self._record.run_id)

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -115,6 +117,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         if archiver is not None:
             archiver.start()
         trainer.publish()
+        trainer.keep_config = partial(keep_config, session)
         finish = Finish(session.run, session.data_url, session.spawner, trainer)
         try:
             trainer.train(stop)
@@ -127,6 +130,19 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         report = finish.complete(stop, say)
         session.state = "stopped" if report["resumable"] else "done"
         return report
+
+
+def keep_config(session: Session, config: RunConfig) -> None:
+    """Keep a configuration that was changed live: for a resume in the run folder, for workers in the registry.
+
+    Raises OSError if the folder refuses; the registry is told all the same.
+    """
+    session.run = replace(session.run, config=config)
+    session.record = replace(session.record, config=without_secrets(config).model_dump(mode="json"))
+    if session.keeper is not None:
+        session.keeper.update(session.record)
+    session.run.save_config()
+    session.run.save()
 
 
 def build(

@@ -15,6 +15,7 @@ from typing import Any
 
 from clawq.core import Entry
 from clawq.errors import ExperienceGone, ScheduleInvalid
+from clawq.programs import tuning
 from clawq.programs.intake import valid_steps
 from clawq.programs.parts import Parts
 from clawq.programs.schedule import (
@@ -73,7 +74,7 @@ def apply(
         fetch: where fragments come from.
         parts: of the learner; its consumer and link are not used.
         examiner: decodes and checks, as the live one did.
-        changes: what to do about each kind of live change.
+        changes: what to do about each kind of live change beside `tune`.
         after: called with each record once it has taken effect; several updates come one by one.
 
     Raises:
@@ -82,6 +83,7 @@ def apply(
         TooManyNonFinite: as the live learner did.
     """
     told: Callable[[Record], None] = after or (lambda record: None)
+    known: dict[str, Change] = {tuning.KIND: tuning.apply, **(changes or {})}
     for record in records:
         match record:
             case FragmentCommitted():
@@ -96,7 +98,7 @@ def apply(
                 notice = record.notice
                 parts.ring.void(record.slot, record.epoch, notice.env, notice.seq, notice.t)
             case LiveChange():
-                change = (changes or {}).get(record.kind)
+                change = known.get(record.kind)
                 if change is None:
                     raise ScheduleInvalid(f"the schedule holds a live change `{record.kind}`, unknown to this clawq")
                 change(parts, record.facts)

@@ -131,6 +131,13 @@ class Link:
             self._notices.append((kind, facts))
         self._wake.set()
 
+    def allow(self, window_bytes: int) -> None:
+        """The most that may lie unread in one slot's stream, from now on."""
+        with self._lock:
+            self._desired = replace(self._desired, window_bytes=window_bytes)
+            self._control_due = True
+        self._wake.set()
+
     def end_actors(self) -> None:
         """The run is over: actors end."""
         with self._lock:

@@ -191,9 +191,14 @@ def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator, l
         return UniformSampler(ring, generator)
     if replay.sampler == "fifo":
         return FifoSampler(ring, generator, replay.fifo.shuffle, limiter.excuse)
+    return PrioritizedSampler(ring, generator, *priority_schedules(replay), replay.prioritized.epsilon)
+
+
+def priority_schedules(replay: Replay) -> tuple[Schedule, Schedule]:
+    """How alpha and beta of prioritised replay move along the budget."""
     wanted = replay.prioritized
     alpha = Schedule(wanted.alpha, wanted.alpha if wanted.alpha_final is None else wanted.alpha_final)
-    return PrioritizedSampler(ring, generator, alpha, Schedule(wanted.beta, wanted.beta_final), wanted.epsilon)
+    return alpha, Schedule(wanted.beta, wanted.beta_final)
 
 
 def make_gatherer(config: RunConfig, ring: ReplayRing, generator: torch.Generator) -> Callable[[], Gathers]:

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clawq.errors import ActorFailed, RateLimitTimeout, RoundTimeout
+from clawq.config import RunConfig
+from clawq.errors import ActorFailed, ConfigError, RateLimitTimeout, RoundTimeout
 from clawq.programs import learning
 from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
@@ -25,6 +26,7 @@ from clawq.programs.parts import Parts
 from clawq.programs.saver import Saver, Snapshot
 from clawq.programs.schedule import PROGRESS_STEPS
 from clawq.programs.tempo import Turn
+from clawq.programs.tuning import Tuning
 from clawq.replay.rate_limiter import Patience, Side
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -73,6 +75,9 @@ class Trainer:
         self._saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed)
         self._candidate: Snapshot | None = None
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
+        #: Keeps a configuration that was changed live (in the run folder, and where workers see it).
+        self.keep_config: Callable[[RunConfig], None] = lambda config: None
+        self._tuning = Tuning()
         self._stop = threading.Event()
         self._published_updates = -1
         #: Spent share of the budget that updates are told, in 1/PROGRESS_STEPS: it changes rarely, to be recorded.
@@ -244,7 +249,11 @@ class Trainer:
         self.parts.link.notify("evaluation_wanted", version=version, label=label, episodes=episodes)
 
     def _read_events(self) -> None:
-        for event in self.parts.link.take_events():
+        events = self.parts.link.take_events()
+        withdrawn = {event.facts.get("id") for event in events if event.kind == "tune_withdrawn"}
+        for event in events:
+            if event.id in withdrawn:
+                continue
             if event.kind == "evaluation":
                 self.take_evaluation(event.facts)
             else:
@@ -254,10 +263,32 @@ class Trainer:
         """What an event other than an evaluation means at any time; `stop` is set if somebody wants that."""
         if event.kind == "stop_wanted":
             stop.set()
+        elif event.kind == "tune_wanted":
+            self._tune(event)
         elif event.kind == "actor_failed":
             self._note_failure("actor", event.facts)
         elif event.kind == "evaluation_failed" and event.facts.get("reason") != "superseded":
             self._note_failure("evaluation", event.facts)
+
+    def _tune(self, event: Event) -> None:
+        """Change settings live, between two updates, and answer."""
+        link = self.parts.link
+        try:
+            if self.parts.budget.reached is not None:
+                raise ConfigError("clawq tune", ["the run is over: it is being finished"])
+            self.parts, changes = self._tuning.take(self.parts, event.facts.get("set"))
+        except ConfigError as error:
+            link.notify("tune_refused", id=event.id, mistakes=list(error.mistakes))
+            return
+        config, unkept = self.parts.config, ""
+        self._patience = Patience(self.parts.limiter, config.rate_limit.timeout_s, time.monotonic)
+        try:
+            self.keep_config(config)
+        except OSError as error:
+            unkept = f"in effect, but not written to the run folder: {error.strerror or error}"
+        told = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changes.items())
+        self.notices.tell(f"changed live: {told or 'nothing'}")
+        link.notify("tuned", id=event.id, changes=changes, unkept=unkept)
 
     def _note_failure(self, what: str, facts: Mapping[str, Any]) -> None:
         """Tell why something failed; if no actor has ever worked, end with its words instead of waiting for ever."""

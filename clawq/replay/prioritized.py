@@ -125,6 +125,10 @@ class PrioritizedSampler:
         """How many priorities came too late."""
         return {"late_priorities": self.late}
 
+    def retune(self, alpha: Schedule, beta: Schedule, epsilon: float) -> None:
+        """Take other schedules from the next draw on; priorities that are there are raised to the new α then."""
+        self._alphas, self._betas, self._epsilon = alpha, beta, epsilon
+
     # --- what the ring tells ------------------------------------------------------------------------------------
 
     def written(self, slots: Array, valid: BoolArray) -> None:

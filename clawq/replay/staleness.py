@@ -98,24 +98,26 @@ class Ageing:
     def __init__(self, ring: ReplayRing, limiter: Unlimited, rule: StalenessRule) -> None:
         self._ring, self._limiter, self._rule = ring, limiter, rule
         self._judged: tuple[int, int | None] | None = None
+        self._version = 0
         self.expired = 0
         self._lags = _Lags(LAGS_AVERAGED)
 
     @property
     def rule(self) -> StalenessRule:
-        """The contract."""
+        """The contract; another one is followed at once."""
         return self._rule
 
     @rule.setter
     def rule(self, rule: StalenessRule) -> None:
-        self._rule, self._judged = rule, None
+        self._rule = rule
+        self.advance(self._version)
 
     def advance(self, version: int) -> int:
-        """Mask what has grown too old for a learner at `version`; returns how many rows. Before every draw.
+        """Mask what is too old for a learner that is at `version` from now on; returns how many rows.
 
         One pass over the versions of the ring (about 2 ms for 1e6 rows), once for each new version.
         """
-        oldest = self._rule.oldest(version)
+        self._version, oldest = version, self._rule.oldest(version)
         if oldest is None or self._judged == (version, oldest):
             return 0
         self._judged = (version, oldest)

@@ -5,13 +5,17 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from books import assert_books_balance
 from clawq_process import ROOT, Clawq, Command
 
+from clawq.cli.tune import ask
+from clawq.errors import ClawqError
 from clawq.transport.client import connect
 from clawq.transport.codec import peek_meta
 from clawq.transport.control import RunRecord, RunRegistry
@@ -251,3 +255,58 @@ def test_two_runs_on_one_pool_do_not_mix(cluster: Cluster, eventually: Eventuall
     # And nothing that does not run out by itself is left of either run on the servers
     eventually(lambda: not cluster.registry.list(), "the runs are off the list", 5)
     assert not [key for key in cluster.data.scan_iter() if cluster.data.ttl(key) < 0]
+
+
+@pytest.mark.timeout(120)
+def test_settings_are_tuned_while_the_run_goes_on_and_a_resume_keeps_them(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    def tune(*words: str) -> Command:
+        return cluster.home.call("tune", "r1", *words)
+
+    cluster.worker("w")
+    learner = cluster.learner("r1", "budget={}", "rate_limit.samples_per_insert=1", "rate_limit.error_buffer=2000")
+    eventually(lambda: cluster.number("r1", "updates") > 5, "updates", 60)
+    # Wrong changes are told at once, by the learner too: only it knows how large a fragment is
+    refused = tune("environment.num_envs=4", "rate_limit.min_size_to_sample=0", "staleness.hard=x")
+    assert refused.status == 2
+    assert "fixed for the life of a run" in refused.output
+    refused = tune("rate_limit.error_buffer=130")
+    assert refused.status == 2, refused.output
+    assert "waiting for each other for ever" in refused.output
+    # A good one takes effect and is answered
+    done = tune("rate_limit.samples_per_insert=4", "actors.max_actors=7", "staleness.hard=50", "budget.seconds=null")
+    assert done.status == 0, done.output
+    assert "rate_limit.samples_per_insert: 1.0 -> 4.0" in done.output
+    assert "staleness.hard: null -> 50" in done.output
+    assert "budget.seconds: is that already" in done.output
+    steps, updates = cluster.number("r1", "env_steps"), cluster.number("r1", "updates")
+    batch = cluster.record("r1").config["replay"]["batch_size"]
+
+    def ratio() -> float:
+        more = cluster.number("r1", "env_steps") - steps
+        return (cluster.number("r1", "updates") - updates) * batch / more if more > 4000 else 0.0
+
+    eventually(lambda: ratio() > 2.5, "four samples for each env step from now on", 60)
+    eventually(lambda: cluster.record("r1").config["actors"]["max_actors"] == 7, "workers see it", 10)
+    # And is kept
+    cluster.stop("r1")
+    assert learner.wait(15) == 0, learner.output
+    again = cluster.home.start("learner", "start", "--resume", str(cluster.home.runs / "r1"))
+    eventually(lambda: cluster.registry.get("r1") is not None, "the resumed run is registered", 30)
+    config = cluster.record("r1").config
+    assert (config["rate_limit"]["samples_per_insert"], config["staleness"]["hard"]) == (4, 50)
+    eventually(lambda: cluster.number("r1", "updates") > updates + 5, "updates of the resumed learner", 60)
+    # A learner that does not answer: the change is withdrawn
+    view: Any = SimpleNamespace(data=cluster.data)
+    again.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: psutil.Process(again.process.pid).status() == psutil.STATUS_STOPPED, "the learner stands", 10)
+    with pytest.raises(ClawqError, match=r"did not answer within 0.5 s; the change is withdrawn"):
+        ask(view, cluster.record("r1"), ("staleness.hard=9",), 0.5)
+    again.process.send_signal(signal.SIGCONT)
+    done = tune("staleness.hard=10")
+    assert "staleness.hard: 50 -> 10" in done.output, done.output
+    cluster.stop("r1")
+    assert again.wait(15) == 0, again.output
+    # A run that has ended
+    assert "there is no run 'r1'" in tune("staleness.hard=5").output

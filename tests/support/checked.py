@@ -20,8 +20,8 @@ MUTATIONS = {
     "clawq.replay.samplers:UniformSampler": ("draw", "load_state_dict"),
     "clawq.replay.prioritized:PrioritizedSampler": ("draw", "learned", "load_state_dict"),
     "clawq.replay.fifo:FifoSampler": ("draw", "load_state_dict", "refilled"),
-    "clawq.replay.rate_limiter:Unlimited": ("inserted", "sampled", "excuse", "rebase", "load_state_dict"),
-    "clawq.replay.rate_limiter:RateLimiter": ("load_state_dict",),
+    "clawq.replay.rate_limiter:Unlimited": ("inserted", "sampled", "excuse", "rebase", "retune", "load_state_dict"),
+    "clawq.replay.rate_limiter:RateLimiter": ("retune", "load_state_dict"),
     "clawq.replay.rounds:Rounds": ("open", "add", "close"),
     "clawq.replay.staging:Staging": ("put", "drop", "take", "commit"),
 }
