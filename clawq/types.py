@@ -54,6 +54,27 @@ class Voided:
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where an actor's fragments come from, beside what the rest of the header says; for people. "" = not known.
+
+    Attributes:
+        host: name of the machine.
+        env: name of the env spec (its fingerprint is `FragmentMeta.env`).
+        version: of clawq.
+        commit: of the git checkout that clawq ran from.
+    """
+
+    host: str = ""
+    env: str = ""
+    version: str = ""
+    commit: str = ""
+
+
+#: Of whoever does not tell.
+UNKNOWN = Provenance()
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentMeta:
     """Who made a fragment, under what, and how much it holds.
 
@@ -75,6 +96,7 @@ class FragmentMeta:
         created_ms: wall clock of the host, milliseconds; for people only.
         life: the first epoch of the actor that made it, over which `produced` and `dropped` count; 0 = this epoch. An
             actor takes a new epoch when its stream went away, and what was lost with it must still show.
+        made_by: where it comes from; empty in fragments of older versions.
     """
 
     run: str
@@ -93,6 +115,7 @@ class FragmentMeta:
     voided: tuple[Voided, ...] = ()
     created_ms: int = 0
     life: int = 0
+    made_by: Provenance = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,7 @@ import numpy as np
 from clawq.core import StepResult
 from clawq.specs import EnvSpec, check_shape
 from clawq.types import (
+    UNKNOWN,
     Array,
     BoolArray,
     EpisodeSummary,
@@ -35,6 +36,7 @@ from clawq.types import (
     Fragment,
     FragmentMeta,
     Obs,
+    Provenance,
     Voided,
 )
 
@@ -49,6 +51,7 @@ class Origin:
     worker: str
     slot: str
     seed: int
+    made_by: Provenance = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ class Adder:
             episodes=tuple(rows.episodes),
             voided=tuple(rows.voided),
             created_ms=int(time.time() * 1000),
+            made_by=self._origin.made_by,
         )
         return rows.fragment(meta)
 

@@ -25,6 +25,7 @@ from clawq.errors import ClaimHeld, NoSeat, SpecMismatch, StoreFull, StoreUnavai
 from clawq.plugins import load
 from clawq.programs.parent import LeaseOrder
 from clawq.programs.policy_loader import PolicyLoader
+from clawq.programs.provenance import provenance
 from clawq.specs import EnvSpec
 from clawq.transport.client import connect
 from clawq.transport.codec import encode
@@ -99,7 +100,7 @@ class ActingSession:
         seed = actor_seed(config.seed, slot, sink.incarnation and sink.epoch)
         self._loader = PolicyLoader(config, spec)
         actor = Actor(_noise(config, self._env, seed), self._loader.get)
-        origin = Origin(str(order.run["tag"]), order.worker, slot, seed)
+        origin = Origin(str(order.run["tag"]), order.worker, slot, seed, provenance(spec.name))
         seconds = config.actors.fragment_s if sync is None else math.inf
         adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))
         self._progress = progress

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from clawq.errors import CodecError, CorruptFragment, FragmentTooLarge, UnsupportedWireVersion
 from clawq.testing.experience import SPEC, TrueSlot
+from clawq.transport import codec
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, WIRE_VERSION, decode, encode, peek_meta
-from clawq.types import Array, EpisodeSummary, Fragment, FragmentMeta, Voided
+from clawq.types import Array, EpisodeSummary, Fragment, FragmentMeta, Provenance, Voided
 
 
 def made(steps: int = 7, envs: int = 3, seed: int = 0) -> Fragment:
@@ -279,3 +280,23 @@ def test_packing_and_unpacking_run_at_4_gigabytes_per_second() -> None:
     packing, unpacking = seconds(lambda: encode(fragment)), seconds(lambda: decode(payload))
     assert len(payload) / packing > 4e9, f"{packing * 1e6:.0f} us"
     assert len(payload) / unpacking > 4e9, f"{unpacking * 1e6:.0f} us"
+
+
+def test_a_header_of_an_older_version_has_no_provenance_and_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fragment = made(3, 2, 0)
+    fragment = replace(fragment, meta=replace(fragment.meta, made_by=Provenance("host", "point", "0.2", "abc123")))
+    assert decode(bytes(encode(fragment))).meta.made_by == fragment.meta.made_by
+    # Given a writer that knows nothing of it, and one that knows something more
+    plain = codec._encoder
+    known = [name for name in FragmentMeta.__dataclass_fields__ if name != "made_by"]
+    for extra in ({}, {"made_by": {"host": "h", "of_the_future": 1}, "of_the_future": [1]}):
+
+        class Older:
+            @staticmethod
+            def encode(header: Any, extra: Any = extra) -> bytes:
+                return plain.encode(({name: getattr(header[0], name) for name in known} | extra, header[1]))
+
+        monkeypatch.setattr(codec, "_encoder", Older)
+        found = decode(bytes(encode(fragment))).meta
+        assert found.made_by == Provenance(host="h" if extra else "")
+        assert repr(replace(found, made_by=fragment.meta.made_by)) == repr(fragment.meta)
