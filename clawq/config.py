@@ -237,6 +237,7 @@ class Learner(Section):
         keep_weights: versions kept in Redis beside pinned ones.
         checkpoint_interval_s: time between checkpoints.
         keep_checkpoints: newest checkpoints kept; the best one is kept beside them.
+        snapshot: whether checkpoints hold the replay ring too; `auto` = if the streams cannot hold all of it.
         max_non_finite: non-finite updates in a row after which the learner gives up.
     """
 
@@ -245,6 +246,7 @@ class Learner(Section):
     keep_weights: Annotated[int, Field(ge=3)] = 3
     checkpoint_interval_s: Seconds = 60.0
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    snapshot: Literal["auto", "always", "never"] = "auto"
     max_non_finite: Positive = 3
 
 

@@ -14,8 +14,8 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,20 @@ class Header:
         score: what `best` is chosen by, larger is better; nan if it was not evaluated.
         size: bytes after the header.
         digest: BLAKE2b-256 of those bytes, hex.
+        ring: name of the replay ring's snapshot that belongs to it; empty if there is none.
     """
 
     step: int
     score: float
     size: int
     digest: str
+    ring: str = ""
 
     def encode(self) -> bytes:
         """The line, padded to its fixed width."""
         line = f"{_MAGIC} {_FORMAT} step={self.step} score={self.score!r} size={self.size} blake2b={self.digest}"
+        if self.ring:
+            line += f" ring={self.ring}"
         return line.encode("ascii").ljust(_HEADER_BYTES - 1) + b"\n"
 
 
@@ -64,6 +68,7 @@ class Checkpoint:
         score: its score, nan if it has none.
         path: where it was read.
         skipped: newer files that could not be used, with the reason; empty when all is well.
+        ring: see Header.
     """
 
     state: dict[str, Any]
@@ -71,6 +76,7 @@ class Checkpoint:
     score: float
     path: Path
     skipped: tuple[tuple[Path, str], ...] = ()
+    ring: str = ""
 
 
 class Checkpoints:
@@ -90,13 +96,14 @@ class Checkpoints:
         """All checkpoints, oldest first; the newest has the largest step."""
         return sorted(self.folder.glob("step-*.ckpt"))
 
-    def save(self, state: Mapping[str, Any], step: int, score: float | None = None) -> Path:
+    def save(self, state: Mapping[str, Any], step: int, score: float | None = None, ring: str = "") -> Path:
         """Write one checkpoint, then drop those that are not kept any more.
 
         Args:
             state: nested dicts, lists and tuples of tensors, numbers, strings, bytes and None; nothing else.
             step: updates of the learner; the same step again replaces the file.
             score: larger is better; None or nan = not evaluated.
+            ring: see Header.
 
         Raises:
             CheckpointNotWritten: the file system refused; the older checkpoints are intact.
@@ -106,7 +113,7 @@ class Checkpoints:
         buffer = BytesIO()
         torch.save(dict(state), buffer)
         body = buffer.getbuffer()
-        header = Header(step, math.nan if score is None else float(score), len(body), _digest(body))
+        header = Header(step, math.nan if score is None else float(score), len(body), _digest(body), ring)
         path = self.folder / f"step-{step:012d}.ckpt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,22 +132,34 @@ class Checkpoints:
         ranked = [(head.score, path) for head, path in scored if head is not None and not math.isnan(head.score)]
         return max(ranked)[1] if ranked else None
 
-    def load_latest(self) -> Checkpoint | None:
+    def rings(self) -> set[str]:
+        """Names of the ring snapshots that the K newest checkpoints need; the best one is kept for its weights."""
+        headers = (read_header_or_none(path) for path in self.paths()[-self.keep :])
+        return {one.ring for one in headers if one is not None and one.ring}
+
+    def load_latest(self, check: Callable[[Checkpoint], None] = lambda found: None) -> Checkpoint | None:
         """The newest checkpoint that is whole; None if there is none at all.
+
+        Args:
+            check: raises CheckpointInvalid if what belongs to a checkpoint is not whole; such a one is taken only where
+                there is no better one.
 
         Raises:
             CheckpointInvalid: there are checkpoints, but not one can be used; the text lists them all.
         """
         skipped: list[tuple[Path, str]] = []
+        second: Checkpoint | None = None
         for path in reversed(self.paths()):
             try:
                 found = load(path)
+                second = second or replace(found, skipped=tuple(skipped))
+                check(found)
             except CheckpointInvalid as error:
                 skipped.append((path, str(error)))
                 continue
-            return Checkpoint(found.state, found.step, found.score, path, tuple(skipped))
-        if not skipped:
-            return None
+            return replace(found, skipped=tuple(skipped))
+        if second is not None or not skipped:
+            return second
         raise CheckpointInvalid("no checkpoint can be used:\n" + "\n".join(f"  - {reason}" for _, reason in skipped))
 
     def _sweep(self) -> None:
@@ -181,7 +200,7 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointInvalid(f"{path}: not readable by torch {torch.__version__}: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointInvalid(f"{path}: holds {type(state).__name__}, not a state")
-    return Checkpoint(state, header.step, header.score, path)
+    return Checkpoint(state, header.step, header.score, path, ring=header.ring)
 
 
 def read_header(path: Path) -> Header:
@@ -219,7 +238,8 @@ def _parse(path: Path, line: bytes) -> Header:
     try:
         magic, version, *pairs = line.decode("ascii").split()
         fields = dict(pair.split("=", 1) for pair in pairs)
-        header = Header(int(fields["step"]), float(fields["score"]), int(fields["size"]), fields["blake2b"])
+        ring = fields.get("ring", "")
+        header = Header(int(fields["step"]), float(fields["score"]), int(fields["size"]), fields["blake2b"], ring)
     except (ValueError, KeyError) as error:
         raise CheckpointInvalid(f"{path}: not a clawq checkpoint, or its first line is damaged") from error
     if magic != _MAGIC or len(line) != _HEADER_BYTES:

@@ -19,6 +19,7 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
 from clawq.programs.recorder import Recorder
+from clawq.programs.ring_snapshots import open_snapshots
 from clawq.programs.run import Run
 from clawq.programs.schedule import SCHEDULE_FILE
 from clawq.programs.tempo import Tempo, make_tempo, terms_of
@@ -36,6 +37,7 @@ from clawq.replay.round_limiter import RoundLimiter
 from clawq.replay.rounds import Rounds, RoundSupply
 from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.sequences import SequenceGatherer, Sequences
+from clawq.replay.snapshot_writer import SnapshotWriter
 from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.transport.codec import decode
@@ -76,6 +78,7 @@ class Parts:
     updater: Updater
     link: Link
     checkpoints: Checkpoints
+    snapshots: SnapshotWriter | None
     recorder: Recorder
     budget: BudgetMeter
     tempo: Tempo
@@ -140,6 +143,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         updater=Updater(algorithm, run.folder / "nonfinite", config.learner.max_non_finite),
         link=outside.link,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
+        snapshots=open_snapshots(run, ring, outside.link.stream_budget_bytes),
         recorder=recorder,
         budget=budget,
         tempo=make_tempo(config, supply, intake, budget, outside.link),

@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clawq.config import RunConfig
@@ -72,8 +73,9 @@ class Trainer:
         self.notices = Notices(time.monotonic)
         self._identity, self._report = dict(identity), report
         self._gauges = Gauges(parts)
-        self._saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed)
+        self._saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed, parts.snapshots)
         self._candidate: Snapshot | None = None
+        self._skipped_rows = 0
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         #: Keeps a configuration that was changed live (in the run folder, and where workers see it).
         self.keep_config: Callable[[RunConfig], None] = lambda config: None
@@ -241,7 +243,11 @@ class Trainer:
         if now_s - self._evaluated_s >= interval_s and (left_s is None or left_s > interval_s / 2):
             self._evaluated_s = now_s
             version = self.publish() if version is None else version
-            self._candidate = self._snapshot()
+            snapshot = self._snapshot()
+            if snapshot.ring is not None:
+                # Later the rows are gone: it is a checkpoint now, and gets its score when that is known.
+                self._saver.save(snapshot)
+            self._candidate = replace(snapshot, ring=None)
             self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
 
     def request_evaluation(self, version: int, label: str, episodes: int) -> None:
@@ -386,7 +392,9 @@ class Trainer:
         return fresh_bytes >= CHECKPOINT_SHARE * self.parts.link.stream_budget_bytes
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.version, self.state_dict(), self.parts.consumer.committed_cursors())
+        parts = self.parts
+        ring = None if parts.snapshots is None else parts.snapshots.cut()
+        return Snapshot(self.version, self.state_dict(), parts.consumer.committed_cursors(), ring)
 
     def _keep_candidate(self, version: int, score: float) -> None:
         """Save the state that made the evaluated weights, with its score."""
@@ -395,9 +403,22 @@ class Trainer:
             self._candidate = None
 
     def _note_refusals(self, wait: bool = False) -> None:
+        self._saver.write_ahead()
+        self._complain_of_slow_disk()
         for error in self._saver.refusals(wait):
             self.notices.tell(str(error))
             self.parts.link.notify("checkpoint_failed", error=str(error))
+
+    def _complain_of_slow_disk(self) -> None:
+        rings = self.parts.snapshots
+        if rings is not None and rings.skipped > self._skipped_rows:
+            self._skipped_rows = rings.skipped
+            self.notices.tell_now_and_then(
+                "snapshot",
+                f"the disk is slower than the experience: {rings.skipped} rows of the replay ring were overwritten "
+                "before they were written; a resume would miss them (learner.snapshot=never does without)",
+                LONELY_INTERVAL_S,
+            )
 
     def close(self) -> None:
         """End the saver after what it is writing, and the schedule."""

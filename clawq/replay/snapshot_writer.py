@@ -243,12 +243,12 @@ class SnapshotWriter:
         needed |= {piece.name("marks") for piece in self._marks.values()}
         needed = needed.union(names, *(one.files() for one in kept.values()))
         self._known &= needed
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in needed and path.name.startswith(("rows-", "marks-", "ring-")):
-                try:
+        try:
+            for path in self.folder.iterdir() if self.folder.is_dir() else ():
+                if path.name not in needed and path.name.startswith(("rows-", "marks-", "ring-")):
                     path.unlink(missing_ok=True)
-                except OSError as error:
-                    log.warning("%s could not be removed: %s", path, error)
+        except OSError as error:
+            log.warning("old snapshots could not be removed: %s", error)
 
     # --- before either --------------------------------------------------------------------------------------------
 
