@@ -49,6 +49,8 @@ FAILURES_AT_START = 5
 STARVED_S = 3.0
 #: A run without a worker says so after this time, and again now and then, seconds.
 LONELY_S, LONELY_INTERVAL_S = 5.0, 60.0
+#: Rounds that go on without somebody are told this often, seconds; all are counted.
+ROUND_INTERVAL_S = 30.0
 
 
 class Trainer:
@@ -133,9 +135,10 @@ class Trainer:
             # Workers may come and go, so a long wait is no error of the run.
             facts = {"version": error.version, "waited_s": round(error.waited_s, 1), "missing": error.missing}
             self.parts.link.notify("round_timeout", **facts)
-            turn = Turn("publish", str(error))
+            self.notices.tell(str(error))
+            turn = Turn("publish")
         if turn.word:
-            self.notices.tell(turn.word)
+            self.notices.tell_now_and_then("round", turn.word, ROUND_INTERVAL_S)
         if turn.action == "wait":
             self._wait()
         elif turn.action == "publish":
