@@ -16,7 +16,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -36,10 +36,19 @@ from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.link import Link, Wires
 from clawq.programs.parts import Outside, make_examiner, make_parts
+from clawq.programs.resume import (
+    STATE_FORMAT,
+    archived,
+    bring_back_ring,
+    describe_ring,
+    find_state,
+    rebase_limiter,
+    refusal,
+)
 from clawq.programs.run import Run, without_secrets, writing
 from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
-from clawq.replay.refill import refill
+from clawq.replay.rebuild import ranges
 from clawq.replay.ring import forecast_bytes
 from clawq.transport.archiver import Archiver
 from clawq.transport.client import max_memory_bytes
@@ -151,7 +160,7 @@ def build(
     """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
     check_ring_fits(run, device)
-    state = restore(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
+    state = find_state(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
     reader = StreamReader(data, keys, cursors=state["consumer"]["cursors"] if state else None)
     publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
     wires = Wires(
@@ -170,20 +179,36 @@ def build(
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     parts = make_parts(run, device, outside, state["consumer"] if state else None)
     writers = open_writers(config.metrics, run.folder)
-    identity = {"format": 1, "run": run.id, "tag": run.tag, "env": run.spec.fingerprint}
+    facts = session_facts(run, device)
+    identity = {
+        "format": STATE_FORMAT,
+        "run": run.id,
+        "tag": run.tag,
+        "env": run.spec.fingerprint,
+        "config": facts["config"],
+    }
     trainer = Trainer(parts, identity, writers.write)
     versions.trainer = trainer
     trainer.version = publisher.head()
     if state is not None:
-        trainer.load_state_dict(state, publisher.head())
-        refill(parts.ring, reader.read_back(state["consumer"]["cursors"]), make_examiner(run))
-        parts.sampler.refilled()
-        parts.limiter.rebase(parts.ring.size)
+        missing = bring_back_ring(
+            parts,
+            state["ring"],
+            reader.read_back(state["consumer"]["cursors"]),
+            archived(run),
+            make_examiner(run),
+        )
+        try:
+            trainer.load_state_dict(state, publisher.head())
+        except CheckpointInvalid as error:
+            raise refusal(error, state["config"], facts["config"]) from error
+        rebase_limiter(parts, state, missing)
+        facts["missing"] = ranges(missing)
         say(
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
-            f"weights {trainer.version}; {parts.ring.size} env steps came back from the streams"
+            f"weights {trainer.version}; {describe_ring(parts.ring, missing)}"
         )
-    trainer.begin_session(session_facts(run, device))
+    trainer.begin_session(facts)
     return trainer, writers
 
 
@@ -211,22 +236,6 @@ class Versions:
     def current(self) -> int:
         """Newest version handed out."""
         return 0 if self.trainer is None else self.trainer.version
-
-
-def restore(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -> Mapping[str, Any] | None:
-    """The state of the newest checkpoint that can be read; says which ones could not. None if there is none yet."""
-    loaded = checkpoints.load_latest()
-    if loaded is None:
-        say(f"{run.id} was stopped before its first checkpoint; it begins anew")
-        return None
-    for path, why in loaded.skipped:
-        say(f"checkpoint {path.name} cannot be used ({why}); taking the one before it")
-    state: Mapping[str, Any] = loaded.state
-    if state.get("tag") != run.tag:
-        raise CheckpointInvalid(f"{loaded.path} is of run {state.get('run')}, not of {run.id}")
-    if state.get("env") != run.spec.fingerprint:
-        raise CheckpointInvalid(f"{loaded.path} was made with another environment spec than {run.spec.name} has now")
-    return state
 
 
 def check_ring_fits(run: Run, device: str) -> None:

@@ -28,6 +28,7 @@ from clawq.programs.schedule import (
     WeightsPublished,
 )
 from clawq.replay.consumer import with_notices
+from clawq.replay.rebuild import forget
 from clawq.replay.validation import Examiner, Fault
 
 #: Gives the entry of (slot, epoch, seq), None if it is kept nowhere any more.
@@ -105,7 +106,7 @@ def apply(
             case WeightsPublished():
                 advance(parts, record.version)
             case SessionBegun():
-                pass
+                _begin(record.facts, parts)
         told(record)
 
 
@@ -118,3 +119,11 @@ def _insert(record: FragmentCommitted, fetch: Fetch, parts: Parts, examiner: Exa
     if isinstance(found, Fault):
         raise ScheduleInvalid(f"{name} was committed, but is refused now: {found.reason}: {found.detail}")
     parts.intake.insert(with_notices(found, record.inherited), valid_steps(found))
+
+
+def _begin(facts: Mapping[str, Any], parts: Parts) -> None:
+    """A resumed learner went on without the fragments that its log had no more."""
+    missing = facts.get("missing")
+    if missing:
+        forget(parts.ring, missing)
+        parts.limiter.rebase(parts.ring.size)

@@ -24,6 +24,7 @@ from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
+from clawq.programs.resume import ring_state
 from clawq.programs.saver import Saver, Snapshot
 from clawq.programs.schedule import PROGRESS_STEPS
 from clawq.programs.tempo import Turn
@@ -337,6 +338,7 @@ class Trainer:
             "limiter": parts.limiter.state_dict(),
             "sampler": parts.sampler.state_dict(),
             "consumer": parts.consumer.state_dict(),
+            "ring": ring_state(parts.ring),
             "staleness": parts.ageing.state_dict(),
             "rounds": parts.tempo.state_dict(),
             "version": self.version,
@@ -349,7 +351,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], head: int) -> None:
-        """Go on from a checkpoint. Versions never go back: the next one is above both the checkpoint's and `head`."""
+        """Go on from a checkpoint; its ring is here again (`clawq.programs.resume`), as far as there is a log.
+
+        Versions never go back: the next one is above both the checkpoint's and `head`.
+        """
         parts = self.parts
         parts.batches.rewind()
         parts.updater.algorithm.load_state_dict(state["algorithm"])

@@ -19,7 +19,8 @@ from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
-from clawq.types import Fragment, FragmentMeta, Voided
+from clawq.replay.voiding import KeptNotices
+from clawq.types import Fragment, Voided
 
 #: Payload bytes staged for the learner. Beyond this the thread stops reading, the streams grow up to their windows,
 #: and the actors are paced.
@@ -63,8 +64,7 @@ class Consumer:
         self._seen, self._lives = Marks(self._staging.marks), Lives(self._staging.produced)
         #: Ids to be mirrored in Redis; those of a checkpoint first, since the mirror may have been lost.
         self._handled = self._staging.cursors
-        #: Notices of refused fragments: slot -> epoch, and for each env the one that reaches back furthest.
-        self._notices: dict[str, tuple[int, dict[int, Voided]]] = {}
+        self._notices = KeptNotices(self._staging.notices)
         self._state = "not started"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clawq-consumer", daemon=True)
@@ -185,7 +185,7 @@ class Consumer:
                 self._staging.drop(entry, "repeated")
             elif self._staging.wait_for_room(len(entry.payload), self._when_full):
                 self._state = "reading"
-                inherited = self._inherited(found.meta)
+                inherited = self._notices.take(found.meta)
                 self._staging.put(entry, with_notices(found, inherited), inherited)
             else:
                 return False
@@ -205,23 +205,8 @@ class Consumer:
             if not self.staleness.admit(version, now):
                 found = Fault(STALE, f"weights version {version}, learner at {now}", found.meta)
         if isinstance(found, Fault) and found.meta is not None:
-            self._keep_notices(found.meta)
+            self._notices.keep(found.meta)
         return found
-
-    def _keep_notices(self, meta: FragmentMeta) -> None:
-        epoch, kept = self._notices.get(meta.slot, (meta.epoch, {}))
-        if epoch != meta.epoch:
-            kept = {}
-        for notice in meta.voided:
-            first = kept.get(notice.env, notice)
-            kept[notice.env] = min(first, notice, key=lambda one: (one.seq, one.t))
-        if kept:
-            self._notices[meta.slot] = (meta.epoch, kept)
-
-    def _inherited(self, meta: FragmentMeta) -> tuple[Voided, ...]:
-        """The notices of refused fragments between this one and the last good one of its slot."""
-        epoch, kept = self._notices.pop(meta.slot, (meta.epoch, {}))
-        return tuple(kept.values()) if epoch == meta.epoch else ()
 
     def _when_full(self) -> None:
         # Actors are paced by what we have taken over: tell them before we wait.

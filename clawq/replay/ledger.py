@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clawq.replay.voiding import KeptNotices
 from clawq.types import FragmentMeta
 
 #: Epochs, and lives of actors, remembered for one slot. An entry of an epoch older than all of these is taken for a
@@ -151,6 +152,7 @@ class Settled:
         meta: the header, where it can be believed.
         ordinal: of the entry, 0 if it is not known.
         missed: how many went away, else 0.
+        heeded: its notices of void rows were heeded, with those that it handed on.
     """
 
     epoch: int
@@ -159,6 +161,7 @@ class Settled:
     meta: FragmentMeta | None = None
     ordinal: int = 0
     missed: int = 0
+    heeded: bool = False
 
 
 class Ledger:
@@ -172,6 +175,7 @@ class Ledger:
         state = state or {}
         self.marks = Marks(state.get("marks"))
         self.cursors: dict[str, str] = dict(state.get("cursors", {}))
+        self.notices = KeptNotices(state.get("notices", ()))
         self.counts = Counts(**state.get("counts", {}))
         self.counts.rejected = dict(self.counts.rejected)
         self.counts.dropped_steps = dict(self.counts.dropped_steps)
@@ -211,6 +215,10 @@ class Ledger:
             counts.refused_steps += steps
             counts.stale_steps += steps if settled.outcome == STALE else 0
         if settled.meta is not None:
+            if settled.heeded:
+                self.notices.take(settled.meta)
+            else:
+                self.notices.keep(settled.meta)
             self._count_steps(slot, settled.meta, steps)
 
     def _miss(self, slot: str, settled: Settled) -> None:
@@ -260,6 +268,7 @@ class Ledger:
         return {
             "marks": self.marks.state(),
             "cursors": dict(self.cursors),
+            "notices": self.notices.state(),
             "counts": counts,
             "ordinals": dict(self.ordinals),
             "missed": {slot: [one.fragments, one.steps, one.owed] for slot, one in self.missed.items()},

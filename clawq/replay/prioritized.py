@@ -142,14 +142,41 @@ class PrioritizedSampler:
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator and largest priority. Priorities are not in it: rows read back from the streams are new again."""
-        return {"generator": self._generator.get_state(), "largest": self._largest, "late": self.late}
+        """Generator, priorities, and where their rows lie; copies."""
+        return {
+            "generator": self._generator.get_state(),
+            "largest": self._largest,
+            "late": self.late,
+            "alpha": self._alpha,
+            "tree": self._tree.state_dict(),
+            "live": [self._ring.oldest, self._ring.head, self._ring.capacity],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Go on where `state_dict` was taken; the ring must have its rows again. Priorities go with their rows."""
         self._generator.set_state(state["generator"])
-        # A run that was sampled uniformly until now has neither.
+        # A run that was sampled uniformly until now has none of the rest: then every row is new.
         self._largest, self.late = float(state.get("largest", 1.0)), int(state.get("late", 0))
+        if "tree" not in state:
+            self._restart()
+            return
+        self._alpha = float(state["alpha"])
+        oldest, head, capacity = state["live"]
+        if capacity == self._ring.capacity:
+            self._tree.load_state_dict(state["tree"])
+        else:
+            rows = np.arange(max(oldest, self._ring.oldest), head)
+            saved: Array = state["tree"][0].numpy().reshape(-1)
+            self._tree.set(rows % self._ring.capacity, saved.take(rows % capacity))
+        # What could not be brought back into the ring has no priority.
+        gone = np.flatnonzero((self._tree.get(np.arange(self._ring.capacity)) > 0) & ~self._ring.valid_slots)
+        if len(gone):
+            self._tree.set(gone, 0.0)
+
+    def _restart(self) -> None:
+        """Take all rows for new."""
+        slots = np.arange(self._ring.capacity)
+        self._tree.set(slots, np.where(self._ring.valid_slots, self._largest**self._alpha, 0.0))
 
     def refilled(self) -> None:
         """Rows that came back are new again: they were given the largest priority as they were written."""

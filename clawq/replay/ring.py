@@ -22,7 +22,7 @@ the learner's thread alone. Does not know duplicates (consumer), what is sampled
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -419,35 +419,56 @@ class ReplayRing:
             if placed.last_row >= self._oldest:
                 self._remember(replace(placed), self._previous(placed.slot))
 
+    @property
+    def columns(self) -> list[Column]:
+        """All columns of a row, in an order that depends on the spec alone."""
+        return [self.packed, *self.separate.values(), self.links, self.valid, self.truncated]
+
+    def write_alone(self, fragment: Fragment) -> None:
+        """Write a fragment's rows to the slots from 0 on, as if it had no neighbours; positions stay as they are."""
+        check_schema(self.spec, self.extras, fragment)
+        nobody = np.zeros(fragment.meta.envs, np.bool_)
+        self._write(0, fragment, np.flatnonzero(fragment.boundary), self._backs(0, fragment, None, nobody))
+
     def restored(self, gaps: Sequence[tuple[int, int]] = ()) -> None:
         """Go on from the rows that were written since `restore`.
 
         Args:
             gaps: positions [first, end) whose rows are missing; they cannot be sampled, nor can rows that lead there.
         """
-        self._void_gaps(gaps)
+        self._void_gaps(gaps, lambda slots: self.valid.put(slots, False))
         self._size = int(np.count_nonzero(self.valid_slots))
         for of_slot in self._by_slot.values():
             newest = of_slot[-1]
             obs = self.obs_at(torch.arange(newest.tail, newest.tail + newest.envs))
             newest.last_obs = {key: one.cpu().numpy() for key, one in obs.items()}
-            if any(first < newest.tail + newest.envs and newest.tail < end for first, end in gaps):
-                # What would be compared is gone: nothing may be joined to it.
-                newest.produced = -1
+        self._forget_seams(gaps)
         self.changes += 1
         for watcher in self._watchers:
             for first in range(self._oldest, self._head, AT_ONCE):
                 slots = np.arange(first, min(first + AT_ONCE, self._head)) % self.capacity
                 watcher.written(slots, self.valid_slots.take(slots))
 
-    def _void_gaps(self, gaps: Sequence[tuple[int, int]]) -> None:
-        """Make rows that are missing, and rows that lead to them, unsampleable."""
+    def lose(self, gaps: Sequence[tuple[int, int]]) -> None:
+        """Do to a whole ring what `restored` does where rows are missing."""
+        self._void_gaps(gaps, self.mask)
+        self._forget_seams(gaps)
+
+    def _forget_seams(self, gaps: Sequence[tuple[int, int]]) -> None:
+        """Where what would be compared is gone, nothing may be joined to it."""
+        for of_slot in self._by_slot.values():
+            newest = of_slot[-1]
+            if any(first < newest.tail + newest.envs and newest.tail < end for first, end in gaps):
+                newest.produced = -1
+
+    def _void_gaps(self, gaps: Sequence[tuple[int, int]], void: Callable[[Array], object]) -> None:
+        """Void (some slots at a time) the rows that are missing, and those that lead to them."""
         ordered = np.array(sorted(gaps), np.int64).reshape(-1, 2)
         for first in range(self._oldest, self._head, AT_ONCE) if len(ordered) else ():
             rows = np.arange(first, min(first + AT_ONCE, self._head))
             slots = rows % self.capacity
             lost = within(ordered, rows) | within(ordered, rows + self.links_of(slots)[:, HOP])
-            self.valid.put(slots[lost], False)
+            void(slots[lost])
 
     # --- checks -------------------------------------------------------------------------------------------------
 

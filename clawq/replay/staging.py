@@ -120,7 +120,8 @@ class Staging:
             for one in self._open.get(entry.slot, ()):
                 if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
                     meta = staged.fragment.meta
-                    one.settled = Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal)
+                    ordinal = entry.ordinal
+                    one.settled = Settled(entry.epoch, entry.seq, outcome, meta, ordinal, heeded=True)
                     break
             else:
                 raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")
@@ -169,6 +170,12 @@ class Staging:
         """Of each slot and epoch the highest seq settled; a copy."""
         with self._changed:
             return self._ledger.marks.state()
+
+    @property
+    def notices(self) -> list[list[str | int]]:
+        """Notices of settled refused fragments that nobody has handed on yet (voiding.KeptNotices.state)."""
+        with self._changed:
+            return self._ledger.notices.state()
 
     @property
     def produced(self) -> dict[str, dict[int, int]]:

@@ -8,9 +8,11 @@ below them, so that no error adds up.
 It lies on the host, like the ring's links: rows are picked there, whatever the device.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from clawq.types import Array, FloatArray
 
@@ -49,6 +51,16 @@ class SumTree:
         np.power(self._levels[0], np.float32(exponent), out=self._levels[0])
         for below, sums in zip(self._levels, self._levels[1:], strict=False):
             sums.reshape(-1)[: len(below)] = _sum(below)
+        self._current = False
+
+    def state_dict(self) -> list[torch.Tensor]:
+        """The numbers and all sums (made again, they could differ in their last bits); copies."""
+        return [torch.from_numpy(level.copy()) for level in self._levels]
+
+    def load_state_dict(self, state: Sequence[torch.Tensor]) -> None:
+        """Go on where `state_dict` was taken, of a tree of the same size."""
+        for level, saved in zip(self._levels, state, strict=True):
+            level[...] = saved.numpy()
         self._current = False
 
     def get(self, slots: Array) -> FloatArray:

@@ -20,10 +20,11 @@ from clawq.acting.sender import Sender
 from clawq.core import Entry
 from clawq.errors import StoreFull, StoreUnavailable
 from clawq.replay.consumer import Consumer
-from clawq.replay.refill import refill
+from clawq.replay.rebuild import Rebuild
 from clawq.replay.ring import ReplayRing
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
+from clawq.replay.traces import Traces
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot, ids_of
 from clawq.transport.client import connect
@@ -422,7 +423,7 @@ def test_crashes_at_any_point_lose_nothing_and_commit_nothing_twice(
     assert (counts.committed, counts.rejected.get("corrupt", 0)) == (len(good), len(log) - len(good))
 
 
-def test_a_ring_refilled_from_the_streams_holds_what_the_lost_one_held(consumer_of: Make) -> None:
+def test_a_ring_rebuilt_from_the_streams_holds_what_the_lost_one_held(consumer_of: Make) -> None:
     transport, ids, rng = MemoryTransport(), count(1), np.random.default_rng(7)
     slots = [TrueSlot(f"s{k}", 2, rng, ids) for k in range(2)]
     sinks = [transport.sink(slot.name) for slot in slots]
@@ -441,7 +442,10 @@ def test_a_ring_refilled_from_the_streams_holds_what_the_lost_one_held(consumer_
         ring.insert(one.fragment)
         consumer.commit(one)
     rebuilt = ReplayRing(SPEC, 1000)
-    assert refill(rebuilt, transport.source().read_back(consumer.committed_cursors()), EXAMINER) == 19
+    layout = ring.layout()
+    rebuild = Rebuild(rebuilt, layout, Traces.of(ring, layout.placed))
+    assert rebuild.put_back(transport.source().read_back(consumer.committed_cursors()), EXAMINER) == 19
+    assert rebuild.finish() == []
     assert rebuilt.check_valid() == (True, "")
     assert set(ids_of(numpy_obs(rebuilt)).tolist()) == set(ids_of(numpy_obs(ring)).tolist())
     assert rebuilt.state.voided == ring.state.voided > 0
@@ -570,10 +574,32 @@ def test_a_new_actor_of_the_slot_counts_from_the_beginning_and_is_not_taken_for_
     assert len(take_all(consumer_of(), 6)) == 6
 
 
-def test_a_refill_takes_a_fragment_that_is_there_twice_once() -> None:
-    source = made()
-    first, second, third = (next(source) for _ in range(3))
-    ring = ReplayRing(SPEC, 500)
-    entries = [entry_of(one) for one in (first, second, again(second, 7, 1), again(third, 7, 2))]
-    assert refill(ring, entries, EXAMINER) == 3
-    assert ring.size == sum(int(one.valid.sum()) for one in (first, second, third))
+def test_what_a_refused_fragment_said_of_void_rows_survives_a_checkpoint(
+    consumer_of: Make, eventually: Eventually
+) -> None:
+    transport, rng = MemoryTransport(), np.random.default_rng(7)
+    slot, sink = TrueSlot("s", 2, rng, count(1)), transport.sink("s")
+    slot.epoch = sink.epoch
+
+    def send(voided: tuple[Voided, ...] = (), spoilt: bool = False) -> None:
+        fragment = slot.fragment(3, voided=voided)[0]
+        if spoilt:
+            fragment.action[:] = 3.0
+        sink.send(fragment.meta.seq, encode(fragment))
+
+    send()
+    send((Voided(1, 1, 2),), spoilt=True)
+    first = consumer_of(source=transport.source())
+    (one,) = take_all(first, 1)
+    assert one.inherited == ()
+    first.commit(one)
+    eventually(lambda: first.counts.entries == 2, "both are settled")
+    state = first.state_dict()
+    send()
+    # Given a resumed consumer that never saw the refused fragment
+    second = consumer_of(source=transport.source(state["cursors"]), state=state)
+    (one,) = take_all(second, 1)
+    assert one.inherited == one.fragment.meta.voided == (Voided(1, 1, 2),)
+    second.commit(one)
+    # Once it was handed on, it is not handed on again.
+    assert second.state_dict()["notices"] == []
