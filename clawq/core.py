@@ -313,6 +313,21 @@ class Entry:
     missed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """A slot's stream went away with its server; what its reader found instead.
+
+    Attributes:
+        read: entries of the present stream that were read already.
+        lost: entries of the one before that nobody had read, as far as is known.
+        cursor: id after which reading goes on.
+    """
+
+    read: int
+    lost: int
+    cursor: str
+
+
 class FragmentSource(Protocol):
     """Where the learner's consumer reads entries from: all slot streams of a run, or their twin."""
 
@@ -365,6 +380,7 @@ __all__ = [
     "RenderedEnv",
     "SequenceBatch",
     "StepResult",
+    "Vanished",
     "VectorEnv",
     "Weights",
     "WeightsSource",

@@ -12,7 +12,11 @@ import click
 from clawq.cli.main import LazyGroup
 
 #: subcommand -> (module:attribute, one line of help).
-SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType({})
+SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ledger": ("clawq.cli.ledger:ledger", "Balance the books: what became of every fragment."),
+    }
+)
 
 
 class LogGroup(LazyGroup):

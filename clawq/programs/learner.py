@@ -32,6 +32,7 @@ from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
 from clawq.programs.archiving import open_archiver
+from clawq.programs.audit import keep, published, unread_at_end
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.link import Link, Wires
@@ -51,6 +52,7 @@ from clawq.programs.train import Trainer
 from clawq.replay.rebuild import ranges
 from clawq.replay.ring import forecast_bytes
 from clawq.transport.archiver import Archiver
+from clawq.transport.books import Books
 from clawq.transport.client import max_memory_bytes
 from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
 from clawq.transport.readers import StreamReader
@@ -116,6 +118,8 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
             with writing(session.run.folder):
                 session.run.save_config()
                 session.run.save()
+        # When everything has stopped: nothing is settled any more.
+        stack.callback(keep_books, session, trainer)
         stack.callback(writers.close)
         stack.callback(trainer.close)
         stack.callback(trainer.parts.link.stop, END_S)
@@ -154,6 +158,12 @@ def keep_config(session: Session, config: RunConfig) -> None:
     session.run.save()
 
 
+def keep_books(session: Session, trainer: Trainer) -> None:
+    """Leave the ledger's last balance in the run folder."""
+    lost = trainer.numbers().get("lost_unacked", 0.0)
+    keep(session.data, session.keys, session.run.folder, trainer.parts.consumer, lost)
+
+
 def build(
     session: Session, device: str, resume: bool, say: Callable[[str], None], archiver: Archiver | None = None
 ) -> tuple[Trainer, Any]:
@@ -161,7 +171,7 @@ def build(
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
     check_ring_fits(run, device)
     state = find_state(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
-    reader = StreamReader(data, keys, cursors=state["consumer"]["cursors"] if state else None)
+    reader = make_reader(session, state)
     publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
     wires = Wires(
         claim=session.claim,
@@ -172,12 +182,15 @@ def build(
         reader=reader,
         heartbeats=Heartbeats(data, keys),
         archiver=archiver,
+        books=Books(data, keys),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
     link = Link(wires, desired, stream_budget(session), session.after_event)
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     parts = make_parts(run, device, outside, state["consumer"] if state else None)
+    reader.on_server = parts.consumer.on_server
+    link.books = partial(published, parts.consumer)
     writers = open_writers(config.metrics, run.folder)
     facts = session_facts(run, device)
     identity = {
@@ -226,6 +239,20 @@ def session_facts(run: Run, device: str) -> dict[str, Any]:
         "config_digest": digest,
         "config": config,
     }
+
+
+def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamReader:
+    """The reader of the run's streams, going on where a checkpoint's state stands."""
+    if state is None:
+        return StreamReader(session.data, session.keys)
+    consumed = state["consumer"]
+    return StreamReader(
+        session.data,
+        session.keys,
+        cursors=consumed["cursors"],
+        server=consumed.get("server", ""),
+        unread=unread_at_end(session.run.folder, consumed),
+    )
 
 
 class Versions:

@@ -12,13 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clawq.core import Control
 from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
 from clawq.transport.archiver import Archiver, least
+from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
 from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats
 from clawq.transport.readers import StreamReader
@@ -60,6 +61,7 @@ class Wires:
     reader: StreamReader
     heartbeats: Heartbeats
     archiver: Archiver | None = None
+    books: Books | None = None
 
 
 class Link:
@@ -89,6 +91,8 @@ class Link:
         self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
         self._figures: dict[str, float] = {}
         self._swept_s = 0.0
+        #: Gives the reader's positions and sums, to be published; None = they are not.
+        self.books: Callable[[], tuple[Mapping[str, Position], Mapping[str, Any]]] | None = None
         self.trouble: str | None = None
         #: How often the data server was found to have lost what it held.
         self.restores = 0
@@ -207,6 +211,8 @@ class Link:
         self._send_control()
         self._send_weights()
         self._send_small()
+        # Before trimming: what was settled, but is not published as settled, must not leave the streams.
+        self._publish_books()
         self._wires.reader.trim(self._trimmable(), self.stream_budget_bytes)
         self._receive()
         self._look_around()
@@ -243,6 +249,10 @@ class Link:
                 self._notices.extendleft(reversed(notices))
             raise
 
+    def _publish_books(self) -> None:
+        if self.books is not None and self._wires.books is not None:
+            self._wires.books.publish(*self.books())
+
     def _receive(self) -> None:
         found = self._wires.events.read(self._last_event)
         if found:
@@ -269,6 +279,8 @@ class Link:
         if parse_id(self._wires.events.newest_id()) < parse_id(self._last_event):
             # Its events are gone, and its clock may be behind.
             self._last_event = "0-0"
+        if self._wires.books is not None:
+            self._wires.books.forget()
         with self._lock:
             self._control_due = True
             self._weights = self._weights or self._sent

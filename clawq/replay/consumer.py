@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clawq.core import Entry, FragmentSource
+from clawq.core import Entry, FragmentSource, Vanished
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
-from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed
+from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed, Place
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
@@ -111,6 +111,15 @@ class Consumer:
     def missed(self) -> dict[str, Missed]:
         """Of each slot what was trimmed before it was read; nothing of it for a required reader."""
         return self._staging.missed
+
+    @property
+    def books(self) -> tuple[Counts, dict[str, Place]]:
+        """Counts, and of each slot where reading stands in its stream, of one moment."""
+        return self._staging.books
+
+    def on_server(self, server: str, found: Mapping[str, Vanished]) -> None:
+        """The source tells, in this consumer's thread, which server (run id) it reads, and what its streams are."""
+        self._staging.on_server(server, found)
 
     @property
     def staged(self) -> tuple[int, int]:

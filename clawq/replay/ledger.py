@@ -14,12 +14,21 @@ settled here nor dropped by the actor is `unaccounted` (lost in a stream that we
 
 What an optional reader came too late for is a gap with the reason `trimmed`: in fragments exactly, slot by slot (the
 entries' ordinals tell), in env steps as far as a later header of the same actor does.
+
+Places: of each slot how many entries of its present stream are settled, and the id up to which they are. Redis counts
+what it ever acknowledged in a stream, so that
+
+    acknowledged = settled + after the place (still in the stream) + gap
+
+holds exactly for every slot, at any moment and for any reader (`clawq.replay.balance`). A server that came back empty
+begins anew; what it had acknowledged and nobody had read is a gap.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clawq.core import Vanished
 from clawq.replay.voiding import KeptNotices
 from clawq.types import FragmentMeta
 
@@ -28,6 +37,10 @@ from clawq.types import FragmentMeta
 KEPT_EPOCHS = 16
 #: Why entries that were there were never read: trimming did not wait for this reader.
 TRIMMED = "trimmed"
+#: The id before all others.
+START = "0-0"
+#: Why acknowledged entries were never read: the server came back without them.
+SERVER_LOST = "server_lost"
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
 #: Reason of a refusal: the fragment is older than the staleness contract allows.
@@ -106,7 +119,8 @@ class Counts:
         refused_steps: of these, in fragments that were refused (where the header could be believed).
         stale_steps: of the refused ones, those of fragments that were too old.
         unaccounted_steps: of these, none of the above.
-        gaps: entries that went away before they were read, by reason (`trimmed`); no other count has them.
+        gaps: entries that went away before they were read, by reason (`trimmed`, `server_lost`); no other count has
+            them.
         missed_steps: of the produced ones, those in such entries, as far as they are known.
     """
 
@@ -124,6 +138,11 @@ class Counts:
     gaps: dict[str, int] = field(default_factory=dict)
     missed_steps: int = 0
 
+    def copy(self) -> "Counts":
+        """One of its own."""
+        sums: dict[str, Any] = {name: dict(getattr(self, name)) for name in ("rejected", "dropped_steps", "gaps")}
+        return replace(self, **sums)
+
 
 @dataclass(slots=True)
 class Missed:
@@ -138,6 +157,29 @@ class Missed:
     fragments: int = 0
     steps: int = 0
     owed: bool = False
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a reader stands in a slot's stream.
+
+    Attributes:
+        entries: settled of the slot, over all its streams.
+        before: of these, in streams that went away with their server.
+        at: id of the last one settled, `0-0` = none of the present stream.
+        gap: entries of the present stream that went away unread, and are counted in `Counts.gaps`.
+    """
+
+    entries: int = 0
+    before: int = 0
+    at: str = START
+    gap: int = 0
+
+    @property
+    def settled(self) -> tuple[int, str]:
+        """(entries of the present stream that are settled, id up to which they are)."""
+        here = self.entries - self.before
+        return (here, self.at) if here > 0 else (0, START)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +218,12 @@ class Ledger:
         self.marks = Marks(state.get("marks"))
         self.cursors: dict[str, str] = dict(state.get("cursors", {}))
         self.notices = KeptNotices(state.get("notices", ()))
-        self.counts = Counts(**state.get("counts", {}))
-        self.counts.rejected = dict(self.counts.rejected)
-        self.counts.dropped_steps = dict(self.counts.dropped_steps)
-        self.counts.gaps = dict(self.counts.gaps)
+        self.counts = Counts(**state.get("counts", {})).copy()
         #: Slot -> ordinal of the entry at the cursor.
         self.ordinals: dict[str, int] = dict(state.get("ordinals", {}))
         self.missed = {slot: Missed(*missed) for slot, missed in state.get("missed", {}).items()}
+        self._server: str = state.get("server", "")
+        self._places = {slot: Place(*place) for slot, place in state.get("places", {}).items()}
         #: Slot -> life of an actor -> the newest header's cumulative `produced` and `dropped`.
         self._told: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
         for slot, life, produced, dropped in state.get("told", []):
@@ -190,13 +231,16 @@ class Ledger:
 
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
-        counts = self.counts
+        counts, place = self.counts, self._places.setdefault(slot, Place())
         if settled.ordinal:
             self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
         if settled.missed:
+            place.gap += settled.missed
             self._miss(slot, settled)
             return
         counts.entries += 1
+        place.entries += 1
+        place.at = f"{settled.epoch}-{settled.seq}"
         if settled.outcome == "duplicate":
             counts.duplicates += 1
             return
@@ -256,6 +300,32 @@ class Ledger:
         for old in sorted(lives)[:-KEPT_EPOCHS]:
             del lives[old]
 
+    def on_server(self, server: str) -> bool:
+        """Note which server is read from, by its run id; whether the streams of another one were read before."""
+        before, self._server = self._server, server
+        return before not in ("", server)
+
+    def vanished(self, slot: str, found: Vanished, unsettled: int) -> None:
+        """Begin anew with a slot's stream.
+
+        Args:
+            slot: of the stream.
+            found: see Vanished.
+            unsettled: entries that were read, of either stream, and are not settled yet.
+        """
+        place = self._places.setdefault(slot, Place())
+        place.before = place.entries + unsettled - found.read
+        place.gap = 0
+        if not unsettled:
+            place.at = found.cursor
+        if found.lost:
+            _add(self.counts.gaps, SERVER_LOST, found.lost)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Of each slot where its reader stands; copies."""
+        return {slot: replace(place) for slot, place in self._places.items()}
+
     @property
     def produced(self) -> dict[str, dict[int, int]]:
         """Of each slot and life the env steps packed, as its newest header told; a copy."""
@@ -263,15 +333,16 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as dicts, lists, strings and integers; a copy."""
-        counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
-        counts |= {name: dict(counts[name]) for name in ("rejected", "dropped_steps", "gaps")}
+        counts = self.counts.copy()
         return {
             "marks": self.marks.state(),
             "cursors": dict(self.cursors),
             "notices": self.notices.state(),
-            "counts": counts,
+            "counts": {name: getattr(counts, name) for name in Counts.__dataclass_fields__},
             "ordinals": dict(self.ordinals),
             "missed": {slot: [one.fragments, one.steps, one.owed] for slot, one in self.missed.items()},
+            "server": self._server,
+            "places": {slot: [one.entries, one.before, one.at, one.gap] for slot, one in self._places.items()},
             "told": [[slot, life, n, dict(d)] for slot, lives in self._told.items() for life, (n, d) in lives.items()],
         }
 
@@ -288,6 +359,8 @@ class Ledger:
             return False, f"more was missed than there are gaps: {c}"
         if c.gap_fragments < 0:
             return False, f"negative gap: {c}"
+        if sum(place.entries for place in self._places.values()) != c.entries:
+            return False, f"entries differ from those of all slots: {c}"
         for slot, cursor in self.cursors.items():
             epoch, seq = map(int, cursor.split("-"))
             if self.marks.last(slot, epoch) != seq:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clawq.core import Entry
-from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Settled
+from clawq.core import Entry, Vanished
+from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Place, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
 
 
@@ -187,9 +187,7 @@ class Staging:
     def counts(self) -> Counts:
         """What became of all settled entries; a copy."""
         with self._changed:
-            counts = self._ledger.counts
-            rejected, dropped_steps, gaps = dict(counts.rejected), dict(counts.dropped_steps), dict(counts.gaps)
-            return replace(counts, rejected=rejected, dropped_steps=dropped_steps, gaps=gaps)
+            return self._ledger.counts.copy()
 
     @property
     def ordinals(self) -> dict[str, int]:
@@ -202,6 +200,22 @@ class Staging:
         """Of each slot what was trimmed before it was read; copies."""
         with self._changed:
             return {slot: replace(missed) for slot, missed in self._ledger.missed.items()}
+
+    @property
+    def books(self) -> tuple[Counts, dict[str, Place]]:
+        """Counts and places of one moment; copies."""
+        with self._changed:
+            return self._ledger.counts.copy(), self._ledger.places
+
+    def on_server(self, server: str, found: Mapping[str, Vanished]) -> None:
+        """Which server is read from, and what its streams are; called when all that was read before was put here."""
+        with self._changed:
+            if not self._ledger.on_server(server):
+                return
+            for slot, one in found.items():
+                # What was missed was not read.
+                read = sum(not (e.settled and e.settled.missed) for e in self._open.get(slot, ()))
+                self._ledger.vanished(slot, one, read)
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger's state."""

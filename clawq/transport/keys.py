@@ -17,6 +17,8 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `readers`            | hash   | reader -> JSON: role, since when | 32 readers               | readers, learner    |
 | `cursors:<reader>`   | hash   | slot -> last id taken over       | number of slots; swept   | reader, actors      |
 | `kept:<reader>`      | hash   | slot -> last id checkpointed     | number of slots; swept   | reader, learner     |
+| `ledger:<reader>`    | hash   | slot -> settled, id, gap; sums   | number of slots          | reader, CLI         |
+| `swept`              | hash   | slot -> entries of swept streams | number of slots          | learner, CLI        |
 | `claim:<what>`       | string | JSON of token and holder         | TTL of the claim         | holder, anybody     |
 | `w:<version>`        | hash   | meta, c0..cn of <= 1 MiB         | newest K and pinned      | learner, actors     |
 | `w:staging:<token>`  | hash   | the same, not yet published      | TTL 10 min; renamed      | learner, nobody     |
@@ -124,6 +126,15 @@ class RunKeys:
     def kept(self, reader: str) -> str:
         """Hash: slot -> id of the last entry that `reader` has in a checkpoint (or the like) of its own."""
         return f"{self.prefix}kept:{check_name(reader)}"
+
+    def ledger(self, reader: str = LEARNER) -> str:
+        """Hash: slot -> how far `reader` has settled its stream, and the reader's sums."""
+        return f"{self.prefix}ledger:{check_name(reader)}"
+
+    @property
+    def swept(self) -> str:
+        """Hash: slot -> entries acknowledged in its streams that were swept away."""
+        return self.prefix + "swept"
 
     def claim(self, what: str) -> str:
         """String: who holds `what` (`learner`, `slot:<slot>`, `reader:<reader>`)."""

@@ -27,8 +27,9 @@ from typing import Any
 
 import redis
 
-from clawq.core import Entry
+from clawq.core import Entry, Vanished
 from clawq.errors import ClaimLost, CodecError
+from clawq.transport.books import added_entries
 from clawq.transport.claims import Claim
 from clawq.transport.client import describe, server_run_id, socket_timeout_s, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, peek_meta
@@ -73,6 +74,11 @@ class StreamReader:
         required: whether trimming and actors wait for it; the learner is required, always.
         ordinals: slot -> ordinal of the entry at the cursor (from a checkpoint).
         what: what it is, for people.
+        server: run id of the server that these cursors are of; empty if they are of none.
+        unread: slot -> entries behind these cursors when they were taken, as far as is known.
+
+    Attributes:
+        on_server: told, within `read`, when the server is another one: its run id, and for each slot what was found.
     """
 
     def __init__(
@@ -86,6 +92,8 @@ class StreamReader:
         required: bool = False,
         ordinals: Mapping[str, int] | None = None,
         what: str = "",
+        server: str = "",
+        unread: Mapping[str, int] | None = None,
     ) -> None:
         self._client: Any = client
         self._keys, self.name, self._clock = keys, reader, clock
@@ -106,8 +114,10 @@ class StreamReader:
         self._trimming = Trimming(client, keys, self._lock) if reader == LEARNER else None
         self._handled: dict[str, EntryId] = {}
         self._mirrored: dict[str, EntryId] = {}
-        self._unread: dict[str, int] = {}
+        self._unread: dict[str, int] = dict(unread or {})
         self._run_id = ""
+        self._told_server = server
+        self.on_server: Callable[[str, Mapping[str, Vanished]], None] = lambda server, found: None
         self._changes = 0
         self._changes_told = 0
 
@@ -176,7 +186,9 @@ class StreamReader:
         entries: list[Entry] = []
         for entry in (_entry(slot, entry_id, fields) for entry_id, fields in raw):
             size, place = len(entry.payload), self._ordinals.get(slot, 0)
-            if entry.ordinal > place + 1 and slot not in self._open_slots:
+            # Of a required reader nothing is trimmed: on another server what is missing at first was lost with the old.
+            begun = slot in self._ordinals or not (self.required and self._changes)
+            if entry.ordinal > place + 1 and slot not in self._open_slots and begun:
                 missed = entry.ordinal - place - 1
                 entries.append(Entry(slot, entry.epoch, entry.seq - 1, b"", entry.ordinal - 1, missed))
             if entry.ordinal:
@@ -203,6 +215,8 @@ class StreamReader:
         restarted = run_id != self._run_id
         self._stay(registered, restarted)
         self._set_back_vanished({*registered, *self._cursors} if restarted else suspects)
+        if run_id != self._told_server:
+            self._tell_server(run_id, {*registered, *self._cursors, *self._unread})
         with self._lock:
             # A reader that was just made has missed nothing.
             if restarted and self._run_id:
@@ -228,6 +242,24 @@ class StreamReader:
         with translated(self._client):
             told = self._client.hget(self._keys.trimmed, slot)
         return parse_trimmed(told)[0] >= self._cursors.get(slot, _START) > _START
+
+    def _tell_server(self, run_id: str, slots: Iterable[str]) -> None:
+        """Say what the streams of a server are that was not there before; entries not read of the old one are lost."""
+        found = {}
+        for slot in slots if self._told_server else ():
+            stream, cursor = self._keys.stream(slot), id_text(self._cursors.get(slot, _START))
+            pipe = self._client.pipeline(transaction=True)
+            pipe.xinfo_stream(stream)
+            pipe.xlen(stream)
+            # Few: the stream is as young as the server.
+            pipe.xrange(stream, max=cursor)
+            with translated(self._client):
+                about, length, behind = pipe.execute(raise_on_error=False)
+            added = added_entries(self._client, about)
+            trimmed = 0 if added is None else added - length
+            found[slot] = Vanished(trimmed + len(behind), self._unread.get(slot, 0), cursor)
+        self.on_server(run_id, found)
+        self._told_server = run_id
 
     def _set_back(self, slot: str) -> None:
         self._cursors.pop(slot, None)

@@ -116,8 +116,11 @@ class Trimming:
             about, known = describe_stream(self._client, stream), pipe.hget(self._keys.trimmed, slot)
             written = written_before(about, known)
             last = bytes(about["last-generated-id"]).decode() if about else id_text(parse_trimmed(known)[0])
+            added = int(about.get("entries-added") or 0) if about else 0
             pipe.multi()
             pipe.unlink(stream)
+            # What Redis itself had counted goes on counting, for the ledger.
+            pipe.hincrby(self._keys.swept, slot, added)
             pipe.hdel(self._keys.slots, slot)
             if written:
                 # Readers that come late, and the slot's next writer, go on counting from here.

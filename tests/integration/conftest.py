@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from books import assert_every_ledger_balances, assert_ledger_balances
+from clawq_process import Clawq
 from processes import outliving
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
 from clawq.control.queues import KEY_PREFIX, lease_queue, run_queues
 from clawq.errors import StoreUnavailable
+from clawq.state import ServerState
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim
 from clawq.transport.client import connect, translated
@@ -28,6 +31,22 @@ from clawq.transport.control import ControlRecord, Event, Events, RunRecord, Run
 from clawq.transport.keys import new_tag
 from clawq.transport.server import EmbeddedRedis, find_server
 from clawq.transport.weights import WeightsPublisher
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """At the end of every test the ledger of each of its runs must balance, while its servers still run."""
+    result = yield
+    for made in getattr(item, "funcargs", {}).values():
+        if isinstance(made, Clawq):
+            state = ServerState.read(made.folder / "state")
+            assert_every_ledger_balances(connect(state.data_url) if state else None, made.runs)
+        elif isinstance(home := getattr(made, "home", None), Clawq):
+            assert_every_ledger_balances(made.data, home.runs)
+        elif isinstance(made, Bench):
+            for run in made.runs:
+                assert_ledger_balances(made.data, run.keys, None)
+    return result
 
 
 class WorkerProcess:

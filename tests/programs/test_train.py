@@ -1,5 +1,8 @@
 """The learner's parts together, over a real Redis and known experience: books, checkpoints, trimming, resume."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +16,14 @@ import pytest
 import redis
 import torch
 import watching
+from books import assert_ledger_balances
 from checked import checked
 
 from clawq.algorithms.td3_learner import Td3
 from clawq.config import Fifo, Hindsight, RunConfig, Sequence
 from clawq.errors import UserError
 from clawq.programs import learner
+from clawq.programs.audit import audit, audit_live
 from clawq.programs.run import Run, make_folders
 from clawq.programs.session import Session
 from clawq.programs.train import CHECKPOINT_SHARE, Trainer
@@ -219,6 +224,7 @@ def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     trainer = desk.trainer()
     desk.train(trainer, entries=13)
     numbers = trainer.numbers()
+    assert_ledger_balances(desk.data, desk.keys, desk.session.run.folder)
     fragment = STEPS * ENVS
     # acknowledged = inserted + still in stream + rejected + gap; here everything was read
     assert desk.in_streams() == 13 == numbers["fragments"] + numbers["rejected/corrupt"]
@@ -232,6 +238,43 @@ def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     assert_normaliser_saw(trainer, valid_rows(a, b))
     desk.train_on(trainer)
     assert_limiter_is_exact(trainer)
+
+
+def test_the_ledger_balances_at_any_moment_and_names_what_somebody_took_out_of_a_stream(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    # Given a learner whose ring takes only some of what was sent, and streams that are trimmed and swept meanwhile
+    monkeypatch.setattr(learner, "stream_budget", lambda session: 1)
+    a, b = desk.slot("a", 1), desk.slot("b", 2)
+    a.send(3)
+    b.send(2)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=5)
+    a.send(2)
+    eventually(lambda: trainer.parts.consumer.staged[0] == 2, "two are read, and not in the ring")
+    found = audit_live(desk.data, desk.keys)
+    assert (found.problems(), found.acknowledged, found.in_stream) == ([], 7, 2)
+    b.writer.close()
+    trainer.checkpoint(wait=True)
+    eventually(lambda: not desk.data.exists(desk.keys.stream("b")), "the stream of b is trimmed and swept")
+    found = audit_live(desk.data, desk.keys)
+    assert (found.problems(), found.acknowledged, found.in_stream) == ([], 7, 2)
+    # When the learner is killed, it balances as of its checkpoint
+    desk.abandon(trainer)
+    again = audit(desk.data, desk.keys, desk.session.run.folder)
+    assert again is not None
+    assert (again.problems(), again.acknowledged, again.in_stream) == ([], 7, 2)
+    # And when somebody takes an entry out that nobody has read, that is told
+    desk.data.xdel(desk.keys.stream("a"), f"{a.writer.epoch}-4")
+    [problem] = audit_live(desk.data, desk.keys, settling_s=0.0).problems()
+    assert problem.startswith("slot a: 1 acknowledged fragments are accounted for nowhere")
+    # And the command says so
+    desk.session.run.save()
+    command = [sys.executable, "-m", "clawq.cli.main", "log", "ledger", str(desk.session.run.folder)]
+    env = {**os.environ, "CLAWQ_DATA_URL": desk.session.data_url, "CLAWQ_BROKER_URL": desk.session.broker_url}
+    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert said.returncode == 1, said.stdout + said.stderr
+    assert f"WRONG: {problem}" in said.stdout
 
 
 def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twice(desk: Desk) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawq.core import Vanished
 from clawq.replay.ledger import KEPT_EPOCHS, MOST_REASONS, Ledger, Marks, Settled
 from clawq.testing.experience import TrueSlot
 from clawq.types import FragmentMeta
@@ -129,3 +130,54 @@ def test_reasons_from_the_wire_cannot_grow_without_bound() -> None:
         settle(ledger, k + 1, meta=meta_of(k + 1, dropped={f"reason {k}": 1}))
     assert len(ledger.counts.dropped_steps) == MOST_REASONS + 1
     assert sum(ledger.counts.dropped_steps.values()) == 3 * MOST_REASONS
+
+
+def place_of(ledger: Ledger) -> tuple[int, str]:
+    return ledger.places["s"].settled
+
+
+def test_a_place_follows_all_that_is_settled_repetitions_too() -> None:
+    ledger = Ledger()
+    settle(ledger, 1)
+    settle(ledger, 2, "corrupt")
+    settle(ledger, 2, "duplicate")
+    assert place_of(ledger) == (3, "1-2")
+    assert place_of(Ledger(ledger.state_dict())) == (3, "1-2")
+
+
+def test_with_another_server_a_place_begins_anew_and_what_was_unread_is_a_gap() -> None:
+    ledger = Ledger()
+    assert not ledger.on_server("first")
+    settle(ledger, 1)
+    assert not ledger.on_server("first")
+    assert ledger.on_server("second")
+    # Given that 2 and 3 were read of the first server, 4 of the second, and none of these is settled yet
+    ledger.vanished("s", Vanished(read=1, lost=5, cursor="1-4"), unsettled=3)
+    assert ledger.counts.gaps == {"server_lost": 5}
+    for seq, place in ((2, (0, "0-0")), (3, (0, "0-0")), (4, (1, "1-4")), (5, (2, "1-5"))):
+        settle(ledger, seq)
+        assert place_of(ledger) == place
+    # A learner that goes on from here knows the server
+    assert not Ledger(ledger.state_dict()).on_server("second")
+    assert Ledger(ledger.state_dict()).on_server("third")
+
+
+def test_a_server_that_lost_only_the_tail_is_read_from_where_reading_goes_on() -> None:
+    ledger = Ledger({"server": "first"})
+    for seq in range(1, 11):
+        settle(ledger, seq)
+    assert ledger.on_server("second")
+    # It came back with 1..8, of which 1..3 are trimmed; reading begins anew.
+    ledger.vanished("s", Vanished(read=3, lost=0, cursor="0-0"), unsettled=0)
+    assert place_of(ledger) == (3, "0-0")
+    settle(ledger, 4, "duplicate")
+    assert place_of(ledger) == (4, "1-4")
+
+
+def test_what_a_reader_missed_is_no_part_of_its_place() -> None:
+    ledger = Ledger()
+    settle(ledger, 1)
+    ledger.settle("s", Settled(1, 5, "trimmed", ordinal=5, missed=4))
+    settle(ledger, 6)
+    assert ledger.places["s"].gap == 4
+    assert place_of(ledger) == (2, "1-6")

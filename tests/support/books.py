@@ -1,8 +1,10 @@
 """The promise that no experience disappears uncounted, checked from outside against a stopped learner's checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from clawq.programs.audit import audit, audit_live
 from clawq.programs.checkpoint import Checkpoints
 from clawq.replay.ledger import Ledger
 from clawq.transport.keys import RunKeys
@@ -38,3 +40,22 @@ def assert_books_balance(data: Any, keys: RunKeys, folder: Path) -> dict[str, An
     seen = state["algorithm"]["normaliser"]["count"]
     assert seen == state["env_steps"] == state["limiter"]["inserts"] <= counts.committed_steps
     return {name: getattr(counts, name) for name in counts.__dataclass_fields__}
+
+
+def assert_ledger_balances(data: Any, keys: RunKeys, folder: Path | None) -> None:
+    """What `clawq log ledger` says of a run, whatever has become of it; a run without any ledger is passed over.
+
+    Args:
+        data: client of the data server, None if that has ended.
+        keys: of the run.
+        folder: the run folder; None for a run that has only actors.
+    """
+    found = audit(data, keys, folder) if folder is not None else audit_live(data, keys, settling_s=0.0)
+    problems = [] if found is None else found.problems()
+    assert found is None or not problems, f"{problems}\n{json.dumps(found.to_json(), indent=1)}"
+
+
+def assert_every_ledger_balances(data: Any, runs: Path) -> None:
+    """The same of every run below a folder."""
+    for described in sorted(runs.glob("*/run.json")):
+        assert_ledger_balances(data, RunKeys(json.loads(described.read_text())["tag"]), described.parent)

@@ -17,6 +17,8 @@ def every_key(keys: RunKeys) -> dict[str, str]:
         "readers": keys.readers,
         "cursors:<reader>": keys.cursors(),
         "kept:<reader>": keys.kept("learner"),
+        "ledger:<reader>": keys.ledger(),
+        "swept": keys.swept,
         "claim:<what>": keys.claim("slot:host-w-0"),
         "w:<version>": keys.weights(3),
         "w:staging:<token>": keys.staging("ab"),

@@ -1,0 +1,96 @@
+"""Where a run is: its folder, its keys, its Redis, as far as each can be found from here. For commands that look back.
+
+RUN may be the name of a run that is alive on this Redis, the path of a run folder, or a folder's name below `runs/`. A
+run that has ended is known by its folder alone; one on another machine by its Redis alone. Nothing is changed.
+"""
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawq.config import RunConfig
+from clawq.errors import TransportError, UserError
+from clawq.state import resolve_urls
+from clawq.transport.client import connect, translated
+from clawq.transport.control import RunRegistry
+from clawq.transport.keys import RunKeys
+
+#: Where run folders are unless the configuration says otherwise.
+RUNS = Path(RunConfig.model_fields["folder"].default)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """A run that was found.
+
+    Attributes:
+        run_id: its name.
+        keys: on its data server.
+        folder: the run folder, None if it is not on this machine.
+        data: client of a data server that answers, None if there is none (it need not know the run).
+    """
+
+    run_id: str
+    keys: RunKeys
+    folder: Path | None
+    data: Any
+
+    def need_folder(self) -> Path:
+        """The run folder; UserError if it is elsewhere."""
+        if self.folder is None:
+            raise UserError(f"the folder of run {self.run_id} is not on this machine; do this on its learner's host")
+        return self.folder
+
+
+def find_run(word: str) -> Whereabouts:
+    """The run that a user means.
+
+    Raises:
+        UserError: there is none, or its run.json cannot be read.
+    """
+    broker, data = _servers()
+    for folder in (Path(word), RUNS / word):
+        if (folder / "run.json").is_file():
+            return _of_folder(folder.absolute(), data)
+    known: list[str] = []
+    if broker is not None:
+        registry = RunRegistry(broker)
+        record = registry.get(word)
+        if record is not None:
+            kept = Path(str(record.learner.get("folder", "")))
+            return Whereabouts(record.run_id, record.keys, kept if (kept / "run.json").is_file() else None, data)
+        known = [run.run_id for run in registry.list()]
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "give the path of a run folder, or the name of a run that is alive"
+    alive = f" (alive: {', '.join(known)})" if known else ""
+    raise UserError(f"there is no run {word!r}{alive}; {hint}")
+
+
+def _of_folder(folder: Path, data: Any) -> Whereabouts:
+    try:
+        facts = json.loads((folder / "run.json").read_text())
+        return Whereabouts(str(facts["id"]), RunKeys(facts["tag"]), folder, data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'run.json'} cannot be read: {error}") from error
+
+
+def _servers() -> tuple[Any, Any]:
+    """(broker, data) of the Redis that is named or runs here, each None if it does not answer."""
+    urls = resolve_urls()
+    if urls is None:
+        return None, None
+    found: list[Any] = []
+    for url in urls:
+        try:
+            client = connect(url)
+            with translated(client):
+                client.ping()
+            found.append(client)
+        except TransportError:
+            found.append(None)
+    return found[0], found[1]
+
+
+__all__ = ["RUNS", "Whereabouts", "find_run"]

@@ -1,0 +1,97 @@
+"""What Redis counts, and where a reader stands: the two sides of the ledger, over real servers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clawq.core import Vanished
+from clawq.transport.books import Books, Position, Sighting
+from clawq.transport.client import connect
+from clawq.transport.keys import RunKeys
+from clawq.transport.readers import StreamReader
+from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import StreamWriter
+
+
+def send(writer: StreamWriter, first: int, last: int) -> None:
+    for seq in range(first, last + 1):
+        writer.send(seq, b"x")
+
+
+def test_what_was_acknowledged_goes_on_counting_when_a_stream_is_trimmed_swept_and_made_anew(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    books = Books(data_client, run_keys)
+    assert books.look({}) == {}
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    send(writer, 1, 3)
+    reader = StreamReader(data_client, run_keys)
+    while reader.cursors().get("a") != f"{writer.epoch}-3":
+        assert reader.read(2.0)
+    assert books.look({}) == {"a": Sighting(3, 3)}
+    at = Position(2, f"{writer.epoch}-2")
+    assert books.look({"a": at}) == {"a": Sighting(3, 1)}
+    writer.close()
+    reader.trim(reader.cursors(), 0)
+    assert reader.sweep() == ["a"]
+    # Gone, and not forgotten
+    assert books.look({}) == {"a": Sighting(3, 0)}
+    again = StreamWriter.open(data_client, run_keys, "a", "w")
+    send(again, 1, 2)
+    assert books.look({"a": Position(3, f"{writer.epoch}-3")}) == {"a": Sighting(5, 2)}
+
+
+def test_what_a_reader_publishes_is_read_whole_and_only_changes_are_written(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    books = Books(data_client, run_keys, "second")
+    assert books.read() is None
+    positions = {"a": Position(3, "5-3"), "b": Position(1, "6-1", gap=2)}
+    books.publish(positions, {"entries": 4})
+    assert Books(data_client, run_keys, "second").read() == (positions, {"entries": 4})
+    data_client.hdel(run_keys.ledger("second"), "a")
+    books.publish(positions, {"entries": 5})
+    assert books.read() == ({"b": positions["b"]}, {"entries": 5})
+    # A server that lost it is told everything again
+    books.forget()
+    books.publish(positions, {"entries": 5})
+    assert books.read() == (positions, {"entries": 5})
+
+
+def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_lost(
+    own_servers: EmbeddedRedis, run_keys: RunKeys, restart_data: Callable[[EmbeddedRedis], None]
+) -> None:
+    told: list[tuple[str, Mapping[str, Vanished]]] = []
+    client: Any = connect(own_servers.data_url)
+    now = [0.0]
+    reader = StreamReader(client, run_keys, clock=lambda: now[0])
+    reader.on_server = lambda server, found: told.append((server, found))
+    old = StreamWriter.open(client, run_keys, "a", "w")
+    send(old, 1, 2)
+    while reader.cursors().get("a") != f"{old.epoch}-2":
+        reader.read(0.0)
+    # The first server is told once, and nothing vanished there
+    assert [found for _, found in told] == [{}]
+    # Given three entries of which the reader knows and that it has not read
+    send(old, 3, 5)
+    now[0] += 1.0
+    reader._discover_if_due()
+    restart_data(own_servers)
+    client.connection_pool.disconnect()
+    # And two of the same epoch on the new server, of which it reads one before it looks which server that is
+    for seq in (6, 7):
+        client.execute_command("XADD", run_keys.stream("a"), f"{old.epoch}-{seq}", "f", "x")
+    reader._slots = ["a"]
+    reader._cursors["a"] = (old.epoch, 6)
+    now[0] += 1.0
+    reader._discover_if_due()
+    assert told[1][0] != told[0][0]
+    assert told[1][1] == {"a": Vanished(read=1, lost=3, cursor=f"{old.epoch}-6")}
+    now[0] += 1.0
+    reader._discover_if_due()
+    assert len(told) == 2
+    # A reader that goes on from a checkpoint tells it too
+    resumed = StreamReader(client, run_keys, cursors={"a": "1-9"}, server=told[0][0], unread={"a": 4})
+    resumed.on_server = reader.on_server
+    resumed._discover_if_due()
+    assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9")})
+    client.close()
