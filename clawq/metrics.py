@@ -104,6 +104,8 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "late_priorities": Metric("rows", "priorities that came for rows which were gone by then", "0"),
         "fifo/waiting": Metric("env steps", "not drawn yet, with sampler: fifo", "a batch or two"),
         "fifo/wasted": Metric("env steps", "overwritten or masked before they were drawn, with sampler: fifo", "0"),
+        "quarantine/rules": Metric("rules", "quarantines in force; see `clawq log quarantine RUN --list`", "0"),
+        "quarantine/masked": Metric("env steps", "masked in the ring by quarantines, since the learner started", "0"),
         "limiter/error": Metric("samples", "inserts · samples_per_insert − samples", "inside its bounds"),
         # Learning
         "episode/return": Metric("reward", "mean undiscounted return of training episodes, with exploration", "rises"),

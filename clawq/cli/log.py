@@ -15,6 +15,7 @@ from clawq.cli.main import LazyGroup
 SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ledger": ("clawq.cli.ledger:ledger", "Balance the books: what became of every fragment."),
+        "quarantine": ("clawq.cli.quarantine:quarantine", "Never sample a worker's or an interval's experience again."),
     }
 )
 

@@ -49,7 +49,7 @@ class Gauges:
         """
         parts = self._parts
         numbers = {**self._progress(version), **self._books(failures)}
-        numbers |= parts.sampler.metrics()
+        numbers |= parts.sampler.metrics() | parts.quarantine.metrics()
         numbers |= parts.tempo.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         numbers |= parts.ageing.metrics()

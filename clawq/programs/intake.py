@@ -7,6 +7,7 @@ of the learner's state: the ring, the normaliser, the limiter and the committed 
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from clawq.core import Algorithm
 from clawq.programs.recorder import Recorder
 from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import STALE
+from clawq.replay.quarantine import QUARANTINED
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import ReplayRing
 from clawq.replay.rounds import Supply
 from clawq.replay.staging import Staged
-from clawq.types import Array, Fragment, Metrics
+from clawq.types import Array, Fragment, FragmentMeta, Metrics
 
 #: Training episodes whose mean is reported.
 EPISODES_AVERAGED = 100
@@ -37,6 +39,7 @@ class Intake:
         algorithm: shown each.
         recorder: of the schedule.
         supply: in which order fragments are committed; None = as the consumer gives them.
+        refuses: says which are in quarantine.
 
     Attributes:
         env_steps: valid env steps committed over the whole run.
@@ -53,7 +56,9 @@ class Intake:
         algorithm: Algorithm,
         recorder: Recorder,
         supply: Supply | None = None,
+        refuses: Callable[[FragmentMeta], bool] = lambda meta: False,
     ) -> None:
+        self._refuses = refuses
         self._recorder = recorder
         self._supply = supply or consumer
         self._consumer, self._ring, self._limiter, self._algorithm = consumer, ring, limiter, algorithm
@@ -66,7 +71,9 @@ class Intake:
         self.blocked = False
 
     def commit(self, most: int, version: int) -> int:
-        """Commit up to `most` fragments; returns how many. Never waits. What has grown too old meanwhile is refused.
+        """Commit up to `most` fragments; returns how many. Never waits.
+
+        What has grown too old meanwhile, or is in quarantine, is refused.
 
         Args:
             most: fragments.
@@ -83,7 +90,11 @@ class Intake:
             if not self._consumer.staleness.admit(staged.fragment.meta.weights_version, version):
                 # It grew too old while it waited here.
                 self._pending.popleft()
-                self._refuse_stale(staged)
+                self._refuse(staged, STALE)
+                continue
+            if self._refuses(staged.fragment.meta):
+                self._pending.popleft()
+                self._refuse(staged, QUARANTINED)
                 continue
             if not self._limiter.can_insert(steps):
                 self.blocked = True
@@ -115,12 +126,12 @@ class Intake:
         self._limiter.inserted(steps)
         self.env_steps += steps
 
-    def _refuse_stale(self, staged: Staged) -> None:
+    def _refuse(self, staged: Staged, reason: str) -> None:
         meta = staged.fragment.meta
         for notice in meta.voided:
             self._ring.void(meta.slot, meta.epoch, notice.env, notice.seq, notice.t)
             self._recorder.voided(meta.slot, meta.epoch, notice)
-        self._consumer.refuse(staged, STALE)
+        self._consumer.refuse(staged, reason)
 
     def _observe(self, fragment: Fragment) -> None:
         """Show the algorithm's normaliser each valid row [T, N] once."""

@@ -221,6 +221,8 @@ def build(
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
             f"weights {trainer.version}; {describe_ring(parts.ring, missing)}"
         )
+    # Of a run that begins anew too: it was told what not to learn from.
+    parts.quarantine.load()
     trainer.begin_session(facts)
     return trainer, writers
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from clawq.core import Entry
 from clawq.errors import ExperienceGone, ScheduleInvalid
-from clawq.programs import tuning
+from clawq.programs import quarantine, tuning
 from clawq.programs.intake import valid_steps
 from clawq.programs.parts import Parts
 from clawq.programs.schedule import (
@@ -75,7 +75,7 @@ def apply(
         fetch: where fragments come from.
         parts: of the learner; its consumer and link are not used.
         examiner: decodes and checks, as the live one did.
-        changes: what to do about each kind of live change beside `tune`.
+        changes: what to do about each kind of live change beside `tune` and `quarantine`.
         after: called with each record once it has taken effect; several updates come one by one.
 
     Raises:
@@ -84,7 +84,7 @@ def apply(
         TooManyNonFinite: as the live learner did.
     """
     told: Callable[[Record], None] = after or (lambda record: None)
-    known: dict[str, Change] = {tuning.KIND: tuning.apply, **(changes or {})}
+    known: dict[str, Change] = {tuning.KIND: tuning.apply, quarantine.CHANGE: quarantine.again, **(changes or {})}
     for record in records:
         match record:
             case FragmentCommitted():

@@ -18,6 +18,7 @@ from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
+from clawq.programs.quarantine import QUARANTINE_FILE, Quarantine
 from clawq.programs.recorder import Recorder
 from clawq.programs.ring_snapshots import open_snapshots
 from clawq.programs.run import Run
@@ -82,6 +83,7 @@ class Parts:
     recorder: Recorder
     budget: BudgetMeter
     tempo: Tempo
+    quarantine: Quarantine
 
 
 def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, Any] | None = None) -> Parts:
@@ -122,7 +124,8 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
     supply = None
     if config.sync is not None:
         supply = RoundSupply(consumer, Rounds(terms_of(config.sync, config.environment.num_envs)))
-    intake = Intake(consumer, ring, limiter, algorithm, recorder, supply)
+    quarantine = Quarantine(run.folder / QUARANTINE_FILE, ring, limiter, consumer, recorder)
+    intake = Intake(consumer, ring, limiter, algorithm, recorder, supply, quarantine.refuses)
     budget = BudgetMeter(config.budget)
     return Parts(
         config=config,
@@ -147,6 +150,7 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         recorder=recorder,
         budget=budget,
         tempo=make_tempo(config, supply, intake, budget, outside.link),
+        quarantine=quarantine,
     )
 
 

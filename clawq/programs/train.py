@@ -275,6 +275,10 @@ class Trainer:
             stop.set()
         elif event.kind == "tune_wanted":
             self._tune(event)
+        elif event.kind == "quarantine_wanted":
+            answer = self.parts.quarantine.command(event.facts)
+            if answer is not None:
+                self.parts.link.notify("quarantine", **answer)
         elif event.kind == "actor_failed":
             self._note_failure("actor", event.facts)
         elif event.kind == "evaluation_failed" and event.facts.get("reason") != "superseded":
@@ -381,6 +385,7 @@ class Trainer:
         self.sessions += 1
         told = {"n": self.sessions, "updates": self.parts.updater.updates, "version": self.version, **facts}
         self.parts.recorder.begin(told, self._schedule_position)
+        self.parts.quarantine.record()
 
     def checkpoint(self, wait: bool = False) -> None:
         """Write a checkpoint beside the loop; skipped while another one is being written, unless `wait`."""

@@ -8,7 +8,7 @@ slow learner loses the oldest rows. Several passes over the same rows (PPO) are 
 
 With `shuffle` the rows of a batch are drawn at random from all that wait.
 
-What waits is part of the state, in the order of the ring, so a resumed learner draws nothing twice.
+What waits is part of the state, so a resumed learner draws nothing twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,7 +53,6 @@ class FifoSampler:
         self._count = 0
         #: No row before this position waits.
         self._first = 0
-        self._resumed: BoolArray | None = None
         self.wasted = 0
         ring.watch(self)
 
@@ -128,46 +127,41 @@ class FifoSampler:
         self._waste(gone)
 
     def _waste(self, rows: int) -> None:
-        # While a resumed learner's ring is filled again, nothing is made and nothing is lost.
-        if rows and self._resumed is None:
+        if rows:
             self.wasted += rows
             self._lost(rows)
 
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator, waste, and which of the rows that can be sampled wait, from the first that does on."""
+        """Generator, waste, the first row that waits, and which rows wait from there on."""
         ring = self._ring
-        rows = np.arange(max(self._first, ring.oldest), ring.head, dtype=np.int64) % ring.capacity
-        waits = self._waits.take(rows).compress(ring.valid_slots.take(rows))
-        first = int(np.argmax(waits)) if self._count else len(waits)
+        rows = np.arange(max(self._first, ring.oldest), ring.head, dtype=np.int64)
+        waits = self._waits.take(rows % ring.capacity)
+        begin = int(np.argmax(waits)) if self._count else len(rows)
         return {
             "generator": self._generator.get_state(),
             "wasted": self.wasted,
-            "waits": torch.from_numpy(waits[first:].copy()),
+            "first": int(rows[begin]) if self._count else None,
+            "waits": torch.from_numpy(waits[begin:].copy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; `refilled` says when the ring is what it was."""
+        """Go on where `state_dict` was taken; the ring must have its rows again. What could not come back is wasted."""
+        ring = self._ring
         self._generator.set_state(state["generator"])
         self.wasted = int(state.get("wasted", 0))
-        # A run that was sampled in another way until now has drawn everything.
-        self._resumed = np.asarray(state.get("waits", torch.zeros(0, dtype=torch.bool)), np.bool_)
-        if self._ring.head:
-            self.refilled()
-
-    def refilled(self) -> None:
-        """The ring holds again what it held; what could not be brought back is wasted."""
-        if self._resumed is None:
-            return
-        waits, self._resumed = self._resumed, None
-        rows = self._ring.sampleable_rows()
-        wanted, held = int(np.count_nonzero(waits)), min(len(waits), len(rows))
-        marked = rows[len(rows) - held :][waits[len(waits) - held :]]
         self._waits[:] = False
-        self._waits[marked % self._ring.capacity] = True
-        self._count, self._first = len(marked), int(marked[0]) if len(marked) else self._ring.newest[1]
-        self._waste(wanted - len(marked))
+        # A run that was sampled in another way until now has drawn everything.
+        self._count, self._first = 0, ring.newest[1]
+        if state.get("first") is None:
+            return
+        rows = int(state["first"]) + np.flatnonzero(state["waits"].numpy())
+        slots = rows % ring.capacity
+        here = (rows >= ring.oldest) & ring.valid_slots.take(slots)
+        self._waits[slots[here]] = True
+        self._count, self._first = int(np.count_nonzero(here)), int(state["first"])
+        self._waste(len(rows) - self._count)
 
     def check_valid(self) -> tuple[bool, str]:
         """Do the rows that wait fit the ring? For tests and post-mortems."""

@@ -178,9 +178,6 @@ class PrioritizedSampler:
         slots = np.arange(self._ring.capacity)
         self._tree.set(slots, np.where(self._ring.valid_slots, self._largest**self._alpha, 0.0))
 
-    def refilled(self) -> None:
-        """Rows that came back are new again: they were given the largest priority as they were written."""
-
     def check_valid(self) -> tuple[bool, str]:
         """Do the priorities fit the ring? For tests and post-mortems."""
         if not np.array_equal(self._tree.get(np.arange(self._ring.capacity)) > 0, self._ring.valid_slots):

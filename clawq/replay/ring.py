@@ -22,7 +22,7 @@ the learner's thread alone. Does not know duplicates (consumer), what is sampled
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -171,6 +171,11 @@ class ReplayRing:
         return self._newest
 
     @property
+    def placed(self) -> Collection[Placed]:
+        """The fragments of which a step row is live, oldest first."""
+        return self._order
+
+    @property
     def bytes_per_row(self) -> int:
         """Bytes of one row."""
         return forecast_bytes(self.spec, 1, self.extras)
@@ -294,6 +299,15 @@ class ReplayRing:
             watcher.voided(slots)
         self._size -= masked
         return masked
+
+    def mask_fragments(self, covers: Callable[[Placed], bool]) -> tuple[int, int]:
+        """Mask all rows of the fragments that `covers` says yes to; returns how many, and how many rows were masked."""
+        covered = [placed for placed in self._order if covers(placed)]
+        masked = 0
+        for placed in covered:
+            rows = np.arange(max(placed.start, self._oldest), placed.last_row + 1)
+            masked += self.mask(rows % self.capacity)
+        return len(covered), masked
 
     def _refuse_too_large(self, rows: int) -> None:
         if rows > self.capacity // 2:

@@ -66,10 +66,6 @@ class Sampler(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def refilled(self) -> None:
-        """After `load_state_dict`: the ring holds again what it held (as far as it could be brought back)."""
-        ...
-
     def check_valid(self) -> tuple[bool, str]:
         """Does what it knows fit the ring? (True, "") or (False, what is wrong)."""
         ...
@@ -142,9 +138,6 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._generator.set_state(state["generator"])
-
-    def refilled(self) -> None:
-        """It knows nothing of the rows."""
 
     def check_valid(self) -> tuple[bool, str]:
         """Is the ring's count right, from which the draws needed are worked out? For tests and post-mortems."""

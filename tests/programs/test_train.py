@@ -21,10 +21,13 @@ from checked import checked
 
 from clawq.algorithms.td3_learner import Td3
 from clawq.config import Fifo, Hindsight, RunConfig, Sequence
-from clawq.errors import UserError
-from clawq.programs import learner
+from clawq.core import Entry
+from clawq.errors import CheckpointInvalid, UserError
+from clawq.programs import learner, learning, quarantine
 from clawq.programs.audit import audit, audit_live
+from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, make_folders
+from clawq.programs.schedule import SCHEDULE_FILE, read_schedule
 from clawq.programs.session import Session
 from clawq.programs.train import CHECKPOINT_SHARE, Trainer
 from clawq.replay.prioritized import PrioritizedSampler
@@ -32,7 +35,7 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
 from clawq.transport.codec import encode
-from clawq.transport.control import RunRecord, delete_run
+from clawq.transport.control import DeadLetters, Events, RunRecord, delete_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
@@ -85,6 +88,11 @@ class Slot:
         payload = encode(made)
         payload[-1] ^= 1
         self.writer.send(made.meta.seq, payload)
+
+    def shift(self, by: int) -> None:
+        """Let its ids be larger by so much from now on, to be told from another slot's."""
+        self._true.ids = count(by)
+        self._true.restart(range(ENVS))
 
     def _made(self) -> Fragment:
         return self._true.fragment(STEPS)[0]
@@ -156,7 +164,8 @@ class Desk:
         trainer.train(Until(is_quiet))
 
     def abandon(self, trainer: Trainer) -> None:
-        """What is left in Redis and on disk when a learner is killed."""
+        """What is left in Redis and on disk when a learner is killed; the next session heeds later events only."""
+        self.session.after_event = Events(self.data, self.keys).newest_id()
         trainer.parts.consumer.close()
         assert trainer.parts.link.stop(5.0)
 
@@ -562,3 +571,154 @@ def test_a_buffer_in_which_a_rest_could_keep_the_next_fragment_out_is_refused(de
     desk.configure(sampler="fifo")
     with pytest.raises(UserError, match=r"error_buffer: 130 is below .* Set at least 144, or null"):
         desk.trainer()
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+
+def ask(desk: Desk, trainer: Trainer, **command: Any) -> dict[str, Any]:
+    """Send a quarantine command to a trainer; the facts of its answer."""
+    events, request = Events(desk.data, desk.keys), f"{time.monotonic_ns()}"
+    last = events.append("quarantine_wanted", request=request, **command)
+    found: list[dict[str, Any]] = []
+
+    def is_answered() -> bool:
+        found[:] = [one.facts for one in events.read(last) if one.kind == "quarantine"]
+        return any(one["request"] == request for one in found)
+
+    trainer.train(Until(is_answered))
+    return next(one for one in found if one["request"] == request)
+
+
+def ring_ids(trainer: Trainer) -> set[int]:
+    """Ids of the observations of all rows that can be sampled."""
+    ring = trainer.parts.ring
+    shown = ring.obs_at(torch.from_numpy(ring.sampleable_rows()))["state"][:, 0]
+    return {int(one) for one in shown}
+
+
+def test_quarantined_experience_is_masked_refused_and_stays_so_over_resumes_and_a_lift(desk: Desk) -> None:
+    a, b = desk.slot("a", 1), desk.slot("b", 2)
+    b.shift(10_000)
+    a.send(4)
+    b.send(4)
+    first = desk.trainer()
+    desk.train(first, entries=8, updates=3)
+    first.checkpoint(wait=True)
+    of_a = set(valid_ids(a))
+    answer = ask(desk, first, op="add", slot="a", reason="its camera was upside down")
+    assert (answer["id"], answer["fragments"], answer["env_steps"]) == (1, 4, len(of_a))
+    assert answer["workers"] == ["host/worker"]
+    assert ring_ids(first) == set(valid_ids(b))
+    a.send(2)
+    b.send(2)
+    desk.train(first, entries=12, updates=first.parts.updater.updates + 3)
+    numbers = first.numbers()
+    assert numbers["rejected/quarantined"] == 2
+    assert (numbers["quarantine/rules"], numbers["quarantine/masked"]) == (1, len(of_a))
+    assert ring_ids(first) == set(valid_ids(b))
+    # No dead letter, and the books balance
+    assert "quarantined" not in DeadLetters(desk.data, desk.keys).counts()
+    assert first.parts.consumer.check_valid() == (True, "")
+    # Given a learner that is killed: its checkpoint is older than the rule
+    desk.abandon(first)
+    second = desk.trainer(resume=True)
+    assert ring_ids(second) <= set(valid_ids(b))
+    desk.train(second, entries=12)
+    assert ring_ids(second) == set(valid_ids(b))
+    assert second.numbers()["rejected/quarantined"] == 2
+    [rule] = ask(desk, second, op="list")["rules"]
+    assert (rule["slot"], rule["reason"], rule["lifted"]) == ("a", "its camera was upside down", None)
+    # When it is lifted, what comes later is taken, and what was masked or refused stays away
+    assert ask(desk, second, op="lift", id=1)["id"] == 1
+    old = len(valid_ids(a))
+    a.send(2)
+    desk.train(second, entries=14)
+    assert ring_ids(second) == set(valid_ids(b)) | set(valid_ids(a)[old:])
+    second.checkpoint(wait=True)
+    desk.abandon(second)
+    third = desk.trainer(resume=True)
+    assert ring_ids(third) == set(valid_ids(b)) | set(valid_ids(a)[old:])
+    assert "error" in ask(desk, third, op="lift", id=1)
+
+
+def test_a_quarantine_command_that_makes_no_sense_changes_nothing_and_is_answered(desk: Desk) -> None:
+    a = desk.slot("a", 1)
+    a.send(3)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=3)
+    for command, told in (
+        ({"op": "add"}, "name a worker"),
+        ({"op": "add", "slot": "a", "epoch": "x"}, "epoch must be a whole number"),
+        ({"op": "lift", "id": 7}, "there is no rule 7; there are: none"),
+        ({"op": "burn"}, "'burn' is no command"),
+    ):
+        assert told in ask(desk, trainer, **command)["error"]
+    assert ring_ids(trainer) == set(valid_ids(a))
+    assert "quarantine/rules" not in trainer.numbers()
+
+
+def test_a_worker_is_quarantined_for_an_interval_and_everything_of_a_ring_may_be(desk: Desk) -> None:
+    a = desk.slot("a", 1)
+    a.send(3)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=3, updates=1)
+    # Test fragments are made at the beginning of time
+    assert ask(desk, trainer, op="add", worker="host/worker", since_ms=1)["env_steps"] == 0
+    assert ask(desk, trainer, op="add", worker="host/worker", until_ms=1)["env_steps"] == len(valid_ids(a))
+    assert trainer.parts.ring.size == 0
+    updates = trainer.parts.updater.updates
+    a.send(1)
+    desk.train(trainer, entries=4)
+    assert trainer.parts.updater.updates == updates
+    assert trainer.parts.limiter.check_valid() == (True, "")
+
+
+def test_the_number_of_rules_is_bounded_and_lifted_ones_make_room(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "MOST_RULES", 2)
+    trainer = desk.trainer()
+    assert ask(desk, trainer, op="add", slot="x")["id"] == 1
+    assert ask(desk, trainer, op="add", slot="y")["id"] == 2
+    assert "no room for more; lift some" in ask(desk, trainer, op="add", slot="z")["error"]
+    ask(desk, trainer, op="lift", id=1)
+    assert ask(desk, trainer, op="add", slot="z")["id"] == 3
+    assert [rule["id"] for rule in ask(desk, trainer, op="list")["rules"]] == [2, 3]
+
+
+def test_a_quarantine_file_that_cannot_be_read_is_told_in_words(desk: Desk) -> None:
+    trainer = desk.trainer()
+    ask(desk, trainer, op="add", slot="x")
+    (desk.session.run.folder / "quarantine.json").write_text('{"rules": [{"slot": 5}]}')
+    with pytest.raises(CheckpointInvalid, match=r"quarantine\.json cannot be read .*slot must be a text"):
+        trainer.parts.quarantine.load()
+
+
+def test_learning_that_is_done_again_by_the_schedule_heeds_a_quarantine_at_the_same_place(desk: Desk) -> None:
+    a, b = desk.slot("a", 1), desk.slot("b", 2)
+    b.shift(10_000)
+    a.send(4)
+    b.send(4)
+    trainer = desk.trainer()
+    desk.train(trainer, entries=8, updates=5)
+    ask(desk, trainer, op="add", slot="a")
+    a.send(1)
+    b.send(3)
+    desk.train(trainer, entries=12, updates=trainer.parts.updater.updates + 5)
+    desk.train_on(trainer)
+    desk.abandon(trainer)
+    trainer.parts.recorder.close()
+    run = desk.session.run
+
+    def fetch(slot: str, epoch: int, seq: int) -> Entry | None:
+        found: Any = desk.data.xrange(desk.keys.stream(slot), f"{epoch}-{seq}", f"{epoch}-{seq}")
+        return Entry(slot, epoch, seq, found[0][1][b"f"]) if found else None
+
+    again = replace(run, folder=run.folder / "again")
+    (again.folder / "nonfinite").mkdir(parents=True)
+    outside = Outside(trainer.parts.consumer._source, trainer.parts.link, lambda *facts: None, lambda: 0)
+    parts = make_parts(again, "cpu", outside)
+    learning.apply(read_schedule(run.folder / SCHEDULE_FILE), fetch, parts, make_examiner(run))
+    assert parts.updater.updates == trainer.parts.updater.updates
+    np.testing.assert_array_equal(parts.ring.valid_slots, trainer.parts.ring.valid_slots)
+    for name, one in parts.updater.algorithm.weights().items():
+        assert torch.equal(one, trainer.parts.updater.algorithm.weights()[name]), name

@@ -15,11 +15,11 @@ import pytest
 
 #: Class -> its methods that change something.
 MUTATIONS = {
-    "clawq.replay.ring:ReplayRing": ("insert", "void", "mask", "quarantine"),
+    "clawq.replay.ring:ReplayRing": ("insert", "void", "mask", "mask_fragments"),
     "clawq.replay.sum_tree:SumTree": ("set", "raise_to"),
     "clawq.replay.samplers:UniformSampler": ("draw", "load_state_dict"),
     "clawq.replay.prioritized:PrioritizedSampler": ("draw", "learned", "load_state_dict"),
-    "clawq.replay.fifo:FifoSampler": ("draw", "load_state_dict", "refilled"),
+    "clawq.replay.fifo:FifoSampler": ("draw", "load_state_dict"),
     "clawq.replay.rate_limiter:Unlimited": ("inserted", "sampled", "excuse", "rebase", "retune", "load_state_dict"),
     "clawq.replay.rate_limiter:RateLimiter": ("retune", "load_state_dict"),
     "clawq.replay.rounds:Rounds": ("open", "add", "close"),
