@@ -1,0 +1,222 @@
+"""Episodes as HDF5 in Minari's layout: writing and reading.
+
+A group `episode_<n>` for each episode with `observations/<key>` [L+1, ...], `actions` [L, A] in the env's own units,
+`rewards`, `terminations`, `truncations` [L], and `infos/`: `policy_action` (what the policy chose, in [-1, 1]),
+`weights_version`, and the policy's extras. Attributes say where it comes from. A path that ends in .hdf5 or .h5 gets
+the file alone; any other one becomes a folder, a whole dataset for `minari.MinariDataset(FOLDER)`.
+
+An episode that the log breaks off has `complete` = False, and its last `truncations` is True, so that nobody takes its
+end for a terminal state. Reading is for such files of anybody.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from clawq.errors import UserError
+from clawq.programs.episode_files import Partial, need
+from clawq.programs.episodes import Episode
+from clawq.specs import ArraySpec, EnvSpec
+from clawq.types import Array, FloatArray, FragmentMeta, Provenance
+
+#: Version of Minari's layout that is written; checked with Minari 0.5.4.
+MINARI_VERSION = "0.5.0"
+#: Endings of a single HDF5 file.
+HDF5_SUFFIXES = (".hdf5", ".h5")
+_ATTRIBUTES = ("slot", "epoch", "seq", "worker", "seed")
+
+
+class Hdf5Writer(Partial):
+    """Writes HDF5; see the module's text."""
+
+    def __init__(self, path: Path, spec: EnvSpec) -> None:
+        super().__init__(path)
+        h5py = need("h5py", "HDF5")
+        self._spec, self._alone = spec, path.suffix in HDF5_SUFFIXES
+        if not self._alone:
+            self.partial.mkdir()
+        self._file = h5py.File(self.partial if self._alone else self.partial / "main_data.hdf5", "w", track_order=True)
+        self._file.attrs["env_spec_clawq"] = json.dumps(spec.to_json())
+
+    def write(self, episode: Episode) -> None:
+        """Add one episode."""
+        group = self._file.create_group(f"episode_{self.episodes}")
+        for name, column in _hdf5_columns(episode, self._spec).items():
+            # Small columns are cheaper whole; chunks of compressed bytes pay for long ones.
+            options = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if column.nbytes > 4096 else {}
+            group.create_dataset(name, data=column, **options)
+        meta, made_by = episode.meta, episode.meta.made_by
+        facts: dict[str, Any] = {name: getattr(meta, name) for name in _ATTRIBUTES}
+        facts |= {"id": self.episodes, "total_steps": episode.steps, "env": episode.env, "success": episode.success}
+        facts |= {"complete": episode.complete, "whole": episode.whole, "ended": episode.ended}
+        facts |= {"host": made_by.host, "clawq_version": made_by.version, "commit": made_by.commit}
+        facts |= {"created_ms": meta.created_ms, "run": meta.run, "env_fingerprint": meta.env}
+        group.attrs.update(facts)
+        self.steps += episode.steps
+        self.episodes += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.attrs.update({"total_episodes": self.episodes, "total_steps": self.steps})
+        self._file.close()
+        if error is not None:
+            self.drop()
+            return
+        if not self._alone:
+            metadata = {
+                "total_episodes": self.episodes,
+                "total_steps": self.steps,
+                "data_format": "hdf5",
+                "jpeg_encoding": False,
+                "observation_space": json.dumps(_observation_space(self._spec)),
+                "action_space": json.dumps(_action_space(self._spec)),
+                "minari_version": MINARI_VERSION,
+                "dataset_id": f"clawq/{_plain(self._spec.name)}-v0",
+                "description": f"exported by clawq from {self._spec.name}",
+            }
+            (self.partial / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+        self.finish()
+
+
+def _hdf5_columns(episode: Episode, spec: EnvSpec) -> dict[str, Array]:
+    truncated = np.array(episode.truncated)
+    if not episode.ended:
+        truncated[-1] = True
+    return {
+        **{f"observations/{key}": column for key, column in episode.obs.items()},
+        "actions": spec.action.to_env(episode.action),
+        "rewards": episode.reward,
+        "terminations": episode.terminated,
+        "truncations": truncated,
+        "infos/policy_action": episode.action,
+        "infos/weights_version": episode.weights_version,
+        **{f"infos/{name}": column for name, column in episode.extras.items()},
+    }
+
+
+def _observation_space(spec: EnvSpec) -> dict[str, Any]:
+    return {"type": "Dict", "subspaces": {key: _box(array) for key, array in spec.obs.items()}}
+
+
+def _box(array: ArraySpec) -> dict[str, Any]:
+    least, most = (0, 255) if array.dtype == "uint8" else (-np.inf, np.inf)
+    low, high = (np.full(array.shape, bound).tolist() for bound in (least, most))
+    return {"type": "Box", "dtype": array.dtype, "shape": list(array.shape), "low": low, "high": high}
+
+
+def _action_space(spec: EnvSpec) -> dict[str, Any]:
+    bounds = {"low": list(spec.action.low), "high": list(spec.action.high)}
+    return {"type": "Box", "dtype": "float32", "shape": [spec.action.size], **bounds}
+
+
+def _plain(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-._" else "-" for char in name)
+
+
+def read_hdf5(path: Path, spec: EnvSpec) -> Iterator[Episode]:
+    """The episodes of an HDF5 file or Minari dataset, exported by clawq or made by anybody in that layout.
+
+    Args:
+        path: a file, or a folder with `main_data.hdf5` in it or in its `data` folder.
+        spec: of the environment that they must fit. A dataset whose observations are one array fits a spec of one key.
+
+    Actions are taken from `infos/policy_action`, or else scaled back from the env's units to [-1, 1].
+
+    Raises:
+        UserError: it cannot be read, or does not fit; the text says which episode and what.
+    """
+    h5py = need("h5py", "HDF5")
+    file = next((p for p in (path, path / "main_data.hdf5", path / "data" / "main_data.hdf5") if p.is_file()), None)
+    if file is None:
+        raise UserError(f"{path} is neither an HDF5 file nor a Minari dataset (a folder with main_data.hdf5)")
+    try:
+        with h5py.File(file, "r") as content:
+            names = sorted(
+                (n for n in content if n.startswith("episode_") and n[8:].isdigit()), key=lambda n: int(n[8:])
+            )
+            if not names:
+                raise UserError(f"{file} holds no episodes (groups named episode_0, episode_1 ...)")
+            for name in names:
+                yield _read_episode(content[name], f"{file}: {name}", spec)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read as HDF5: {error}") from None
+
+
+def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:
+    try:
+        rewards = np.asarray(group["rewards"], np.float32)
+        observations, infos = group["observations"], group.get("infos", {})
+        obs = {key: np.asarray(_leaf(observations, key, spec)) for key in spec.obs}
+        if "policy_action" in infos:
+            action = np.asarray(infos["policy_action"], np.float32)
+        else:
+            action = to_policy(np.asarray(group["actions"], np.float32), spec)
+        terminated = np.asarray(group["terminations"], np.bool_)
+        truncated = np.asarray(group["truncations"], np.bool_)
+        version = infos.get("weights_version")
+        versions = np.zeros(len(rewards), np.int64) if version is None else np.asarray(version, np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{where} cannot be used: {error}") from None
+    attrs = group.attrs
+    steps = len(rewards)
+    expected = {f"observations/{key}": ((steps + 1, *one.shape), obs[key]) for key, one in spec.obs.items()}
+    expected |= {"actions": ((steps, spec.action.size), action), "terminations": ((steps,), terminated)}
+    expected |= {"truncations": ((steps,), truncated), "infos/weights_version": ((steps,), versions)}
+    for leaf, (shape, array) in expected.items():
+        if steps < 1 or array.shape != shape:
+            raise UserError(f"{where}/{leaf} has shape {list(array.shape)}; {spec.name} needs {list(shape)}")
+    meta = FragmentMeta(
+        run=str(attrs.get("run", "")),
+        worker=str(attrs.get("worker", "")),
+        slot=str(attrs.get("slot", "")),
+        epoch=int(attrs.get("epoch", 0)),
+        seq=int(attrs.get("seq", 0)),
+        env=str(attrs.get("env_fingerprint", "")),
+        seed=int(attrs.get("seed", 0)),
+        weights_version=int(versions[0]),
+        steps=steps,
+        envs=1,
+        produced=0,
+        created_ms=int(attrs.get("created_ms", 0)),
+        made_by=Provenance(str(attrs.get("host", "")), spec.name, str(attrs.get("clawq_version", ""))),
+    )
+    ended = bool(attrs.get("ended", terminated[-1] or truncated[-1]))
+    return Episode(
+        meta=meta,
+        env=int(attrs.get("env", 0)),
+        obs={key: obs[key].astype(one.dtype) for key, one in spec.obs.items()},
+        action=action,
+        reward=rewards,
+        terminated=terminated,
+        truncated=truncated if ended else truncated & False,
+        weights_version=versions,
+        extras={},
+        whole=bool(attrs.get("whole", True)),
+        ended=ended,
+        success=float(attrs.get("success", float("nan"))),
+    )
+
+
+def _leaf(observations: Any, key: str, spec: EnvSpec) -> Any:
+    """The array of a key; a dataset without keys is the one key of the spec."""
+    if hasattr(observations, "keys"):
+        return observations[key]
+    if len(spec.obs) == 1:
+        return observations
+    raise KeyError(f"its observations are one array; {spec.name} has {', '.join(spec.obs)}")
+
+
+def to_policy(action: FloatArray, spec: EnvSpec) -> FloatArray:
+    """Env actions [..., A] -> policy space [-1, 1]; the inverse of `ActionSpec.to_env` within the bounds."""
+    low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
+    unit = (action - low) / np.maximum(high - low, np.finfo(np.float32).tiny)
+    scaled: FloatArray = np.clip(2.0 * unit - 1.0, -1.0, 1.0).astype(np.float32)
+    return scaled
