@@ -96,7 +96,7 @@ def available_cores() -> int:
         mask = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         mask = os.cpu_count() or 1
-    quota = cgroup_cores(Path("/sys/fs/cgroup"), _own_cgroup())
+    quota = cgroup_cores(Path("/sys/fs/cgroup"), own_cgroup())
     return max(1, mask if quota is None else min(mask, int(quota)))
 
 
@@ -121,7 +121,8 @@ def thread_env(threads: int) -> dict[str, str]:
     return dict.fromkeys(_POOLS, str(threads))
 
 
-def _own_cgroup() -> str:
+def own_cgroup() -> str:
+    """Path of this process's cgroup (v2) below its mount point; empty if there is none."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -151,4 +152,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-__all__ = ["MAX_LEARNER_THREADS", "CorePlan", "available_cores", "cgroup_cores", "plan_cores", "thread_env"]
+__all__ = [
+    "MAX_LEARNER_THREADS",
+    "CorePlan",
+    "available_cores",
+    "cgroup_cores",
+    "own_cgroup",
+    "plan_cores",
+    "thread_env",
+]

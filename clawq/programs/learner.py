@@ -23,7 +23,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-import psutil
 import torch
 
 from clawq.config import RunConfig
@@ -36,6 +35,7 @@ from clawq.programs.audit import keep, published, unread_at_end
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
 from clawq.programs.link import Link, Wires
+from clawq.programs.memory import Machine, forecast
 from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.resume import (
     STATE_FORMAT,
@@ -50,10 +50,9 @@ from clawq.programs.run import Run, without_secrets, writing
 from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
 from clawq.replay.rebuild import ranges
-from clawq.replay.ring import forecast_bytes
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books
-from clawq.transport.client import max_memory_bytes
+from clawq.transport.client import is_local, max_memory_bytes, memory_left_bytes
 from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
 from clawq.transport.readers import StreamReader
 from clawq.transport.weights import WeightsPublisher
@@ -62,8 +61,6 @@ from clawq.transport.weights import WeightsPublisher
 STREAM_SHARE = 0.55
 #: Stream budget where the server has no memory limit.
 UNLIMITED_STREAM_BYTES = 1_000_000_000
-#: Share of the free memory that the ring may take.
-RING_SHARE = 0.8
 #: How long ending may take until threads and children are left behind or killed, seconds.
 END_S = 5.0
 
@@ -169,7 +166,6 @@ def build(
 ) -> tuple[Trainer, Any]:
     """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
-    check_ring_fits(run, device)
     state = find_state(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
     reader = make_reader(session, state)
     publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
@@ -188,7 +184,8 @@ def build(
     link = Link(wires, desired, stream_budget(session), session.after_event)
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
-    parts = make_parts(run, device, outside, state["consumer"] if state else None)
+    admit = partial(check_memory, session, device, say)
+    parts = make_parts(run, device, outside, state["consumer"] if state else None, admit)
     reader.on_server = parts.consumer.on_server
     link.books = partial(published, parts.consumer)
     writers = open_writers(config.metrics, run.folder)
@@ -267,18 +264,19 @@ class Versions:
         return 0 if self.trainer is None else self.trainer.version
 
 
-def check_ring_fits(run: Run, device: str) -> None:
-    """UserError if the ring would not fit, with the largest capacity that does."""
-    wanted = forecast_bytes(run.spec, run.config.replay.capacity)
-    free = psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info(torch.device(device))[0]
-    most = int(free * RING_SHARE)
-    if wanted > most:
-        each = forecast_bytes(run.spec, 1)
-        raise UserError(
-            f"replay.capacity: a ring of {run.config.replay.capacity} env steps takes {wanted / 1e9:.1f} GB on "
-            f"{device}, where {free / 1e9:.1f} GB are free; at most {most // each} env steps fit "
-            f"(replay.capacity={most // each})"
-        )
+def check_memory(session: Session, device: str, say: Callable[[str], None], weights_bytes: int) -> None:
+    """Say what the run will take of memory; UserError if it does not fit, with the largest capacity that does."""
+    gpu = device != "cpu"
+    machine = Machine.here(torch.cuda.mem_get_info(torch.device(device))[0] if gpu else None)
+    streams, server = stream_budget(session), 0
+    if is_local(session.data_url):
+        left = memory_left_bytes(session.data)
+        server = streams if left is None else left
+    planned = forecast(
+        session.run.config, session.run.spec, gpu=gpu, server=server, streams=streams, weights=weights_bytes
+    )
+    planned.check(machine)
+    say(planned.text(machine))
 
 
 def stream_budget(session: Session) -> int:

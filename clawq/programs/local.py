@@ -18,10 +18,12 @@ from typing import Protocol
 from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError
+from clawq.programs.memory import Machine, forecast
 from clawq.programs.run import open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
 from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.spawner import Child, Spawner
+from clawq.state import named_urls
 from clawq.transport.client import connect
 from clawq.transport.control import Board, RunRegistry
 
@@ -115,6 +117,7 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
     # A mistake in the environment is told before anything starts.
     log_level("INFO")
     config = order.config
+    check_memory(order)
     run_id, folder = identity_of(order)
     cores = core_plan(config)
     display.say(cores.text)
@@ -136,6 +139,19 @@ def core_plan(config: RunConfig) -> CorePlan:
     cores, device = config.cores, config.learner.device
     assumed = "cpu" if device == "auto" else device
     return plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, assumed)
+
+
+def check_memory(order: LocalRun) -> None:
+    """UserError, before anything is started, if the run cannot fit into this machine's memory.
+
+    What a new run's environment shows is not known yet; the learner looks again when it is.
+    """
+    config, spec = order.config, None
+    if order.resume is not None:
+        spec = open_run(order.resume, order.config).spec
+    gpu = config.learner.device != "cpu" and Path("/dev/nvidiactl").exists()
+    embedded = named_urls(config.redis) is None
+    forecast(config, spec, gpu=gpu, server=None if embedded else 0).check(Machine.here())
 
 
 def last_words(status: int, told_to_stop: bool, log_tail: str, folder: Path) -> str:

@@ -33,9 +33,10 @@ from clawq.replay.nstep import Gatherer
 from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
 from clawq.replay.returns import Returns
-from clawq.replay.ring import ReplayRing, forecast_bytes
+from clawq.replay.ring import ReplayRing
 from clawq.replay.round_limiter import RoundLimiter
 from clawq.replay.rounds import Rounds, RoundSupply
+from clawq.replay.rowsize import forecast_bytes
 from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.sequences import SequenceGatherer, Sequences
 from clawq.replay.snapshot_writer import SnapshotWriter
@@ -86,7 +87,13 @@ class Parts:
     quarantine: Quarantine
 
 
-def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, Any] | None = None) -> Parts:
+def make_parts(
+    run: Run,
+    device: str,
+    outside: Outside,
+    consumed: Mapping[str, Any] | None = None,
+    admit: Callable[[int], None] = lambda weights_bytes: None,
+) -> Parts:
     """Put a learner together.
 
     Args:
@@ -94,12 +101,14 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         device: torch device of networks and ring.
         outside: see Outside.
         consumed: state of the consumer in a checkpoint; None = begin with the streams.
+        admit: told how large the algorithm's state is, before the ring is made; raises if the ring would not fit.
     """
     config = run.config
     plugin: AlgorithmPlugin = plugins.load("algorithms", config.algorithm.name)
     options = plugin.Options.model_validate(config.algorithm.options)
     algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
     replay = config.replay
+    admit(state_bytes(algorithm.state_dict()))
     ring = ReplayRing(run.spec, replay.capacity, device)
     generator = torch.Generator().manual_seed(config.seed)
     check_sampler(config, plugin, largest_fragment_steps(run))
@@ -152,6 +161,15 @@ def make_parts(run: Run, device: str, outside: Outside, consumed: Mapping[str, A
         tempo=make_tempo(config, supply, intake, budget, outside.link),
         quarantine=quarantine,
     )
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, Mapping):
+        return sum(map(state_bytes, state.values()))
+    return sum(map(state_bytes, state)) if isinstance(state, list | tuple) else 0
 
 
 def limiter_of(run: Run) -> Unlimited:

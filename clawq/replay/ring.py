@@ -32,6 +32,7 @@ import torch
 from clawq.errors import ConfigError
 from clawq.replay.columns import Column, Packed, TrackedColumn, pieces
 from clawq.replay.layout import Layout
+from clawq.replay.rowsize import forecast_bytes
 from clawq.replay.seams import Placed, joined_envs
 from clawq.replay.validation import check_schema
 from clawq.specs import ArraySpec, EnvSpec
@@ -41,8 +42,6 @@ from clawq.types import Array, BoolArray, Fragment
 HOP, VERSION, BACK = 0, 1, 2
 #: Rows that are looked at in one go where all of a ring is.
 AT_ONCE = 1 << 20
-#: Bytes of a row beside obs, action, extras: reward and bootstrap, three links, truncated, valid.
-SCALAR_BYTES = 4 + 4 + 3 * 4 + 1 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,10 +562,3 @@ def pick_from(walk: Sequence[Array], steps: Array) -> Array:
     """
     picked: Array = np.stack(walk)[steps, np.arange(len(steps))]
     return picked
-
-
-def forecast_bytes(spec: EnvSpec, capacity: int, extras: Mapping[str, ArraySpec] | None = None) -> int:
-    """Bytes that a ring of `capacity` rows takes (beside a GPU, 13 of each row are on the host)."""
-    obs = sum(one.nbytes for one in spec.obs.values())
-    more = sum(one.nbytes for one in (extras or {}).values())
-    return capacity * (obs + more + 4 * spec.action.size + SCALAR_BYTES)

@@ -9,6 +9,7 @@ never get into texts: URLs are shown through `redact`.
 """
 
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -197,6 +198,20 @@ def max_memory_bytes(client: redis.Redis) -> int:
     """The server's maxmemory, 0 if it has no limit."""
     with translated(client):
         return int(client.info("memory").get("maxmemory", 0))
+
+
+def memory_left_bytes(client: redis.Redis) -> int | None:
+    """What the server may still take up to its maxmemory; None if it has no limit."""
+    with translated(client):
+        memory = client.info("memory")
+    most = int(memory.get("maxmemory", 0))
+    return max(0, most - int(memory.get("used_memory", 0))) if most else None
+
+
+def is_local(url: str) -> bool:
+    """Whether that server shares its memory with us: a unix socket, or this host by name."""
+    parts = urlsplit(url)
+    return parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
 def socket_timeout_s(client: redis.Redis) -> float:

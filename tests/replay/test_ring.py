@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from clawq.errors import ConfigError, SpecMismatch
 from clawq.replay.nstep import gather
 from clawq.replay.returns import Returns
-from clawq.replay.ring import ReplayRing, forecast_bytes, hops
+from clawq.replay.ring import ReplayRing, hops
+from clawq.replay.rowsize import forecast_bytes
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.testing.experience import SPEC, Chances, TrueSlot, Truth, ids_of, obs_of
 from clawq.types import Fragment, Voided
