@@ -8,7 +8,7 @@
 
 Ended early (SIGTERM, Ctrl-C, an error) it writes a last checkpoint, leaves the streams where they are, and can be
 resumed: optimisers, targets, normaliser, limiter, cursors and the weights version go on, and the ring is rebuilt from
-what the streams retain.
+its snapshot and from what the log retains.
 """
 
 import hashlib
@@ -41,6 +41,7 @@ from clawq.programs.resume import (
     STATE_FORMAT,
     archived,
     bring_back_ring,
+    copier,
     describe_ring,
     find_state,
     rebase_limiter,
@@ -207,6 +208,7 @@ def build(
             reader.read_back(state["consumer"]["cursors"]),
             archived(run),
             make_examiner(run),
+            copier(run, parts, state, say),
         )
         try:
             trainer.load_state_dict(state, publisher.head())

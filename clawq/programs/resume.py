@@ -4,11 +4,13 @@ The configuration wins wherever it may: limits, learning rates, budget, evaluati
 ring. What it cannot change is what the checkpoint is *of*: the environment's spaces, and whatever the algorithm refuses
 to load (its networks' shapes); then every changed key is named, with its old and new value.
 
-The ring comes back from the fragments themselves (`clawq.replay.rebuild`), wherever the log still has them; what it has
-no more is told in env steps, and recorded in the schedule.
+The ring comes back from its snapshot if it has one (`clawq.programs.ring_snapshots`), else from the fragments
+themselves (`clawq.replay.rebuild`), wherever the log has them; what is in neither is told in env steps, and
+recorded in the schedule.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from clawq.core import Entry
@@ -17,10 +19,12 @@ from clawq.programs.archiving import open_log
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.learning import Fetch
 from clawq.programs.parts import Parts
+from clawq.programs.ring_snapshots import copy_back, whole_ring
 from clawq.programs.run import Run
 from clawq.replay.layout import Layout
 from clawq.replay.rebuild import Missing, Rebuild, describe
 from clawq.replay.ring import ReplayRing
+from clawq.replay.snapshot import Gap
 from clawq.replay.traces import Traces
 from clawq.replay.validation import Examiner
 
@@ -35,7 +39,7 @@ def find_state(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -
 
     Raises CheckpointInvalid if it is another run's, or of another environment spec.
     """
-    loaded = checkpoints.load_latest()
+    loaded = checkpoints.load_latest(whole_ring(run))
     if loaded is None:
         say(f"{run.id} was stopped before its first checkpoint; it begins anew")
         return None
@@ -51,7 +55,7 @@ def find_state(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -
             f"{loaded.path} holds a state of format {state.get('format')}; this clawq reads format {STATE_FORMAT}. "
             "Resume it with the version of clawq that made it, or start a new run"
         )
-    return state
+    return {**state, "snapshot": loaded.ring}
 
 
 def ring_state(ring: ReplayRing) -> dict[str, Any]:
@@ -61,7 +65,12 @@ def ring_state(ring: ReplayRing) -> dict[str, Any]:
 
 
 def bring_back_ring(
-    parts: Parts, state: Mapping[str, Any], entries: Iterable[Entry], fetch: Fetch, examiner: Examiner
+    parts: Parts,
+    state: Mapping[str, Any],
+    entries: Iterable[Entry],
+    fetch: Fetch,
+    examiner: Examiner,
+    copy: Callable[[ReplayRing], list[Gap]] | None = None,
 ) -> list[Missing]:
     """Fill the (empty) ring with what it held at the checkpoint; what could not be found is returned.
 
@@ -71,13 +80,24 @@ def bring_back_ring(
         entries: what the streams hold at or before the checkpoint's cursors, in any order.
         fetch: where to look for what they do not hold.
         examiner: decodes and checks.
+        copy: copies rows from the ring's snapshot, if it has one; the rest is looked for as ever.
     """
     layout = Layout.of_state(state["layout"])
     rebuild = Rebuild(parts.ring, layout, Traces.of_state(state["traces"]))
+    if copy is not None:
+        rebuild.copied((gap.first, gap.end) for gap in copy(parts.ring))
     rebuild.put_back(entries, examiner)
     found = (fetch(*key) for key in rebuild.open)
     rebuild.put_back((entry for entry in found if entry is not None), examiner)
     return rebuild.finish()
+
+
+def copier(
+    run: Run, parts: Parts, state: Mapping[str, Any], say: Callable[[str], None]
+) -> Callable[[ReplayRing], list[Gap]] | None:
+    """Copies rows from the snapshot that belongs to a checkpoint; None if it has none."""
+    name = state["snapshot"]
+    return partial(copy_back, run, name, parts.snapshots, say) if name else None
 
 
 def archived(run: Run) -> Fetch:

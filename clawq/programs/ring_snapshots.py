@@ -44,16 +44,16 @@ def whole_ring(run: Run) -> Callable[[Checkpoint], None]:
 
 
 def copy_back(
-    run: Run, ring: ReplayRing, name: str, snapshots: SnapshotWriter | None, say: Callable[[str], None]
+    run: Run, name: str, snapshots: SnapshotWriter | None, say: Callable[[str], None], ring: ReplayRing
 ) -> list[Gap]:
     """Copy the rows of a snapshot into a ring that was given its layout; returns what did not come back.
 
     Args:
         run: whose.
-        ring: its positions say what is wanted.
         name: of the snapshot, as the checkpoint says.
         snapshots: goes on from there.
         say: told of what is damaged or missing.
+        ring: its positions say what is wanted.
 
     Raises:
         SnapshotInvalid: it is another run's, or of another shape.

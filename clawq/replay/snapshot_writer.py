@@ -83,7 +83,8 @@ class SnapshotWriter:
         # The saver's thread. Files by number of the chunk, as they are on disk now.
         self._rows: dict[int, Piece] = {}
         self._marks: dict[int, Piece] = {}
-        self._next = ring.oldest
+        #: Position behind the last complete chunk that was looked at; None before the first.
+        self._next: int | None = None
         #: Names of files that are whole.
         self._known: set[str] = set()
         self._manifests: dict[str, Manifest] = {}
@@ -167,21 +168,24 @@ class SnapshotWriter:
                 "Older checkpoints are intact."
             ) from error
 
-    def _advance(self, settled: int) -> None:
-        while (end := (self._next // self._chunk_rows + 1) * self._chunk_rows) <= settled:
-            chunk, first = end // self._chunk_rows - 1, max(self._next, self._ring.oldest)
+    def _advance(self, settled: int) -> int:
+        """Write complete chunks; returns the position behind them."""
+        at = self._ring.oldest if self._next is None else self._next
+        while (end := (at // self._chunk_rows + 1) * self._chunk_rows) <= settled:
+            chunk, first = end // self._chunk_rows - 1, max(at, self._ring.oldest)
             if chunk not in self._rows and first < end:
                 rows = self._copied(first, end)
                 if rows is None:
                     continue
                 self._rows[chunk] = self._write("rows", first, rows)
-                self.skipped += first - self._next
+                self.skipped += first - at
             elif chunk not in self._rows:
-                self.skipped += end - self._next
-            self._next = end
+                self.skipped += end - at
+            at = self._next = end
+        return at
 
     def _write_cut(self, cut: Cut) -> str:
-        self._advance(cut.settled)
+        end = self._advance(cut.settled)
         for table in (self._rows, self._marks):
             for chunk in [chunk for chunk, piece in table.items() if piece.end <= cut.oldest]:
                 del table[chunk]
@@ -193,7 +197,7 @@ class SnapshotWriter:
             self._chunk_rows,
             cut.oldest,
             cut.head,
-            tuple(sorted([*self._rows.values(), *self._open(cut)], key=_first)),
+            tuple(sorted([*self._rows.values(), *self._open(cut, end)], key=_first)),
             tuple(sorted(self._marks.values(), key=_first)),
         )
         text = manifest.encode()
@@ -202,11 +206,11 @@ class SnapshotWriter:
         self._manifests[name] = manifest
         return name
 
-    def _open(self, cut: Cut) -> list[Piece]:
-        """Write the rows behind the last complete chunk."""
+    def _open(self, cut: Cut, end: int) -> list[Piece]:
+        """Write the rows from `end`, behind the last complete chunk."""
         if cut.head == cut.settled:
             return []
-        first = max(self._next, self._ring.oldest)
+        first = max(end, self._ring.oldest)
         settled = self._copied(first, cut.settled) if first < cut.settled else None
         if settled is None:
             self.skipped += max(0, cut.settled - first)
@@ -255,7 +259,6 @@ class SnapshotWriter:
     def adopt(self, manifest: Manifest, gaps: Iterable[Gap]) -> None:
         """Go on from a snapshot whose rows were just copied into the ring: what is on disk is not written again."""
         ring, lost = self._ring, list(gaps)
-        self._next, self._asked = ring.oldest, ring.oldest // self._chunk_rows
         if manifest.chunk_rows != self._chunk_rows or manifest.columns != self._columns:
             return
         for kind, table in (("rows", self._rows), ("marks", self._marks)):
