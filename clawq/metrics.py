@@ -98,6 +98,9 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "archive/fragments": Metric("fragments", "held by the archive", "grows"),
         "archive/dropped_fragments": Metric("fragments", "gone with the oldest segments (archive.bytes)"),
         "archive/gap_fragments": Metric("fragments", "missing between those archived, since the learner started", "0"),
+        "replaced_actors": Metric(
+            "actors", "gone on in a seat of another actor; with 0 here and above, reproducible", "0"
+        ),
         # Replay
         "ring/fill": Metric("0..1", "share of the ring that is filled", "reaches 1"),
         "ring/size": Metric("env steps", "rows in the ring"),

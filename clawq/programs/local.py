@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -135,10 +135,16 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
 
 
 def core_plan(config: RunConfig) -> CorePlan:
-    """How the cores are divided. What `auto` will be only torch knows, which is not loaded here: CPU is assumed."""
+    """How the cores are divided. What `auto` will be only torch knows, which is not loaded here: CPU is assumed.
+
+    A run that goes by rounds gets as many slots as its rounds have seats, unless the user names a number.
+    """
     cores, device = config.cores, config.learner.device
     assumed = "cpu" if device == "auto" else device
-    return plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, assumed)
+    plan = plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, assumed)
+    if config.sync is None or cores.slots is not None:
+        return plan
+    return replace(plan, slots=max(plan.slots, config.sync.actors))
 
 
 def check_memory(order: LocalRun) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from clawq.replay.ledger import life_of
 from clawq.replay.staging import Staged
 from clawq.types import Metrics
 
@@ -29,6 +30,7 @@ MOST_HELD = 2
 _TAKEN = 64
 #: Seats that are named when they are waited for; of more the number is told.
 _NAMED = 5
+_COUNTERS = ("closed", "short", "late", "replaced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,16 @@ class Rounds:
         closed: rounds that were closed.
         short: of these, how many went on without some actor's quota.
         late: fragments used in a later round than the one they were made for.
+        replaced: actors that went on in the seat of another, or of an earlier life of theirs.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.version = self.closed = self.short = self.late = 0
+        self.version = self.closed = self.short = self.late = self.replaced = 0
         self._held: list[Staged] = []
         self._held_steps = 0
         self._brought: Counter[str] = Counter()
+        self._lives = dict.fromkeys(terms.seats, 0)
         self._since_s: float | None = None
 
     def open(self, version: int) -> None:
@@ -89,6 +93,10 @@ class Rounds:
         meta = staged.fragment.meta
         self._held_steps += meta.steps * meta.envs
         self._count(staged)
+        if meta.slot in self._lives:
+            known, life = self._lives[meta.slot], life_of(meta)
+            self.replaced += known not in (0, life)
+            self._lives[meta.slot] = life
 
     def _count(self, staged: Staged) -> None:
         meta = staged.fragment.meta
@@ -138,11 +146,11 @@ class Rounds:
 
     def state_dict(self) -> dict[str, int]:
         """The counters; what is held is read from the streams again."""
-        return {"closed": self.closed, "short": self.short, "late": self.late}
+        return {name: getattr(self, name) for name in _COUNTERS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        for name in ("closed", "short", "late"):
+        for name in _COUNTERS:
             setattr(self, name, int(state.get(name, 0)))
 
     def check_valid(self) -> tuple[bool, str]:
@@ -192,7 +200,12 @@ class RoundSupply:
     def metrics(self) -> Metrics:
         """Counts, by the names of clawq.metrics.CATALOGUE."""
         rounds = self.rounds
-        return {"rounds": rounds.closed, "short_rounds": rounds.short, "late_fragments": rounds.late}
+        return {
+            "rounds": rounds.closed,
+            "short_rounds": rounds.short,
+            "late_fragments": rounds.late,
+            "replaced_actors": rounds.replaced,
+        }
 
 
 def _place(staged: Staged) -> tuple[int, str, int, int]:

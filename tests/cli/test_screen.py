@@ -139,3 +139,9 @@ def test_on_a_terminal_the_table_is_live_and_the_last_one_stays(tmp_path: Path) 
     assert "a line that stays [not markup]" in text
     assert text.rindex("training [x]") > text.rindex("filling")
     assert "\x1b[?25h" in seen, "the cursor must be shown again"
+
+
+def test_the_round_and_who_is_missing_are_shown() -> None:
+    waiting = "12, waiting for seat-001 (32 of 128 steps)"
+    assert ("round", waiting) in rows({"stage": "waiting for a round", "round": waiting})
+    assert "round" not in dict(rows({"stage": "training"}))

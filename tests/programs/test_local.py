@@ -44,3 +44,13 @@ def test_a_named_gpu_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("clawq.programs.local.available_cores", lambda: 16)
     threads = {d: core_plan(config(tmp_path, learner={"device": d})).learner_threads for d in ("auto", "cpu", "cuda:0")}
     assert threads == {"auto": 4, "cpu": 4, "cuda:0": 2}
+
+
+def test_a_run_by_rounds_gets_as_many_slots_as_its_rounds_have_seats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawq.programs.local.available_cores", lambda: 2)
+    sync = {"actors": 3, "quota_steps": 8}
+    assert core_plan(config(tmp_path)).slots == 1
+    assert core_plan(config(tmp_path, sync=sync)).slots == 3
+    assert core_plan(config(tmp_path, sync=sync, cores={"slots": 2})).slots == 2

@@ -12,6 +12,7 @@ from clawq import plugins
 from clawq.programs.tempo import ByRounds
 from clawq.programs.train import Trainer
 from clawq.replay.rounds import Rounds
+from clawq.transport.client import connect
 from clawq.transport.codec import decode
 from clawq.transport.control import Events
 from clawq.transport.readers import StreamReader
@@ -92,6 +93,7 @@ def test_two_runs_of_one_seed_end_with_the_same_weights_bit_for_bit(make_room: M
         numbers = trainer.numbers()
         assert (numbers["policy_lag/min"], numbers["policy_lag/max"]) == (lag, lag)
         assert (numbers["rounds"], numbers["short_rounds"], numbers["late_fragments"]) == (8, 0, 0)
+        assert numbers["replaced_actors"] == 0
         found.append((digest(trainer), trainer.parts.updater.updates))
     # And both end alike
     assert found[0] == found[1]
@@ -137,6 +139,7 @@ def test_an_actor_too_many_stands_by_and_takes_over_the_seat_of_one_that_leaves(
     lives = {(m.slot, m.epoch): m.seed for m in metas}
     assert len(lives) == 3
     assert len({*lives.values()}) == 3
+    assert rounds.replaced == 1
     # And nothing of what either sent is lost
     assert rounds.short == 0
     counts = trainer.parts.consumer.counts
@@ -204,6 +207,29 @@ def test_a_resumed_learner_republishes_and_the_actors_go_on_with_the_new_version
     assert rounds_of(second).late > 0
     assert_updates_are_exact(second)
     assert second.parts.ring.size == second.parts.intake.env_steps == second.parts.limiter.inserts
+
+
+def test_a_round_whose_fragments_went_away_with_redis_is_called_again_at_once(
+    tmp_path: Path, own_servers: EmbeddedRedis, restart_data: Callable[[EmbeddedRedis], None]
+) -> None:
+    data, broker = connect(own_servers.data_url), connect(own_servers.broker_url)
+    room = Room(tmp_path / "room", own_servers, data, broker, sync=SYNC)
+    try:
+        room.session.claim.hold_for(3.0)
+        room.actor("a", pauses_s=(0.01,))
+        room.actor("b")
+        trainer = room.trainer()
+        train_rounds(trainer, 2)
+        version = trainer.version
+        # When the data server loses everything, and nobody would be patient enough for a timeout
+        restart_data(own_servers)
+        train_rounds(trainer, 3)
+        assert trainer.version > version + 3
+        assert_updates_are_exact(trainer)
+    finally:
+        room.close()
+        data.close()
+        broker.close()
 
 
 def test_checkpoints_are_made_between_rounds_only(make_room: MakeRoom, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ def test_an_actor_that_restarts_in_a_round_begins_its_quota_anew_and_all_it_brou
         rounds.add(one)
     assert names(rounds.close())[0] == (1, "0", 2, 2)
     assert rounds.late == 1
+    # (In round 2 the first life's numbers are back: that is an actor replaced, too)
+    assert rounds.replaced == 2
 
 
 def test_what_was_held_when_a_round_is_called_again_is_used_in_it() -> None:
@@ -219,7 +221,7 @@ def test_the_supply_hands_on_closed_rounds_only_and_never_stops_to_take() -> Non
     assert len(supply.take(4)) == 3
     assert supply.take(4) == []
     assert supply.rounds.missing() == {"seat-000": 8, "seat-001": 4, "seat-002": 8}
-    assert supply.metrics() == {"rounds": 1, "short_rounds": 0, "late_fragments": 1}
+    assert supply.metrics() == {"rounds": 1, "short_rounds": 0, "late_fragments": 1, "replaced_actors": 0}
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 7.3])
