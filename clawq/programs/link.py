@@ -90,6 +90,7 @@ class Link:
         self._last_event = after_event
         self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
         self._figures: dict[str, float] = {}
+        self._shortened = 0
         self._swept_s = 0.0
         #: Gives the reader's positions and sums, to be published; None = they are not.
         self.books: Callable[[], tuple[Mapping[str, Position], Mapping[str, Any]]] | None = None
@@ -208,6 +209,7 @@ class Link:
         if self._wires.reader.server_changed():
             log.warning("the data Redis was restarted; control record and weights are written again")
             self._restore()
+        self._tell_shortened()
         self._send_control()
         self._send_weights()
         self._send_small()
@@ -222,6 +224,17 @@ class Link:
         archiver = self._wires.archiver
         archived = archiver.holds() if archiver is not None else None
         return self._checkpointed if archived is None else least(self._checkpointed, archived)
+
+    def _tell_shortened(self) -> None:
+        """Say which streams lost their end: what was in it is in the ring, but the log has it no more."""
+        for slot, (was, now) in self._wires.reader.take_shortened().items():
+            self._shortened += 1
+            self.notify("stream_shortened", slot=slot, read_up_to=was, ends_at=now)
+            log.warning(
+                "the data Redis lost the end of %s's stream: it was read up to %s, and ends at %s; it is read on from "
+                "what actors send now",
+                slot, was, now,
+            )  # fmt: skip
 
     def _send_weights(self) -> None:
         with self._lock:
@@ -299,6 +312,7 @@ class Link:
             self._figures = {
                 "unread_fragments": float(sum(reader.unread_entries().values())),
                 "stored_bytes": float(reader.stored_bytes()),
+                "shortened_streams": float(self._shortened),
                 "workers": float(len(beats)),
                 "slots": float(sum(beat.slots for beat in beats.values())),
             }

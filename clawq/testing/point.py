@@ -157,6 +157,23 @@ class PointEnv:
         }
 
 
+class PointGoals:
+    """What the environment gives for goals; implements core.GoalReward."""
+
+    def __init__(self, options: PointOptions) -> None:
+        self._ends = options.terminate_on_success
+
+    def reward(self, achieved: FloatArray, desired: FloatArray) -> FloatArray:
+        """Minus the distance: [B]."""
+        distance: FloatArray = np.linalg.norm(achieved - desired, axis=1).astype(np.float32)
+        return -distance
+
+    def terminated(self, achieved: FloatArray, desired: FloatArray) -> BoolArray:
+        """Whether the goal is reached and ends the episode: [B]."""
+        ended: BoolArray = (-self.reward(achieved, desired) < REACHED) & self._ends
+        return ended
+
+
 class PointPlugin:
     """The entry point `point` of `clawq.environments`."""
 
@@ -166,6 +183,10 @@ class PointPlugin:
         """N points."""
         return PointEnv(options, num_envs)
 
+    def make_goals(self, options: PointOptions) -> PointGoals:
+        """Rewards of other goals, for hindsight."""
+        return PointGoals(options)
+
     def make_rendered(self, options: PointOptions) -> PointEnv:
         """One point that can be drawn."""
         return PointEnv(options, 1)
@@ -173,4 +194,4 @@ class PointPlugin:
 
 plugin = PointPlugin()
 
-__all__ = ["PointEnv", "PointOptions", "PointPlugin", "plugin", "point_spec"]
+__all__ = ["PointEnv", "PointGoals", "PointOptions", "PointPlugin", "plugin", "point_spec"]

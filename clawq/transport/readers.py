@@ -120,6 +120,7 @@ class StreamReader:
         self.on_server: Callable[[str, Mapping[str, Vanished]], None] = lambda server, found: None
         self._changes = 0
         self._changes_told = 0
+        self._shortened: dict[str, tuple[str, str]] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -159,6 +160,16 @@ class StreamReader:
         with self._lock:
             changed, self._changes_told = self._changes != self._changes_told, self._changes
             return changed
+
+    def take_shortened(self) -> dict[str, tuple[str, str]]:
+        """Streams that had lost their end since the last call: slot -> (id up to which we had read, the last one now).
+
+        The server went back to an older state (a replica that was behind, a disk that had not everything). Such a
+        stream is read again from its beginning; what was taken over already is known by its marks.
+        """
+        with self._lock:
+            taken, self._shortened = self._shortened, {}
+            return taken
 
     def _read_once(self, left_s: float) -> list[Entry]:
         slots = self._slots
@@ -235,6 +246,8 @@ class StreamReader:
             last = last_generated(self._client, self._keys.stream(slot)) or _NOTHING
             if last < self._cursors.get(slot, _START) and not self._was_swept(slot):
                 with self._lock:
+                    if last > _START:
+                        self._shortened[slot] = id_text(self._cursors[slot]), id_text(last)
                     self._set_back(slot)
 
     def _was_swept(self, slot: str) -> bool:

@@ -1,4 +1,6 @@
 import itertools
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawq.core import Entry
+from clawq.errors import StoreUnavailable
 from clawq.testing.experience import TrueSlot
 from clawq.transport.client import connect
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
@@ -74,8 +77,6 @@ def test_unread_entries_and_stored_bytes_follow_writers_and_trimming(data_client
 
 
 def test_what_failed_to_be_trimmed_is_trimmed_with_the_next_call(own_servers: EmbeddedRedis, run_keys: RunKeys) -> None:
-    from clawq.errors import StoreUnavailable
-
     client = connect(own_servers.data_url)
     broken = connect(own_servers.data_url)
     writer = StreamWriter.open(client, run_keys, "a", "w")
@@ -151,3 +152,40 @@ def test_a_stream_is_not_swept_while_it_holds_entries_even_unclaimed(data_client
     reader.trim(reader.cursors(), 0)
     assert reader.sweep() == ["a"]
     assert not data_client.exists(run_keys.stream("a"), run_keys.slots, run_keys.cursors())
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_redis_that_lost_the_end_of_a_stream_is_noticed_and_new_entries_are_read(
+    own_servers: EmbeddedRedis,
+    restart_data: Callable[[EmbeddedRedis], None],
+    run_keys: RunKeys,
+    resumed: bool,
+) -> None:
+    client: Any = connect(own_servers.data_url)
+    kept = StreamWriter.open(client, run_keys, "a", "w")
+    for seq in range(1, 4):
+        kept.send(seq, b"kept")
+    client.save()
+    reader = StreamReader(client, run_keys)
+    lost = kept.epoch + 1_000_000
+    for seq in range(1, 6):
+        client.xadd(run_keys.stream("a"), {"f": b"lost"}, id=f"{lost}-{seq}")
+    while reader.cursors().get("a") != f"{lost}-5":
+        reader.read(1.0)
+    cursors = reader.cursors()
+    # When the server comes back as it was at its last save, with a clock that is behind: a new epoch is below the old
+    restart_data(own_servers)
+    client.xadd(run_keys.stream("a"), {"f": b"new"}, id=f"{kept.epoch + 500}-1")
+    if resumed:
+        reader = StreamReader(client, run_keys, cursors=cursors)
+    got: list[Entry] = []
+    deadline = time.monotonic() + 20
+    while [entry.payload for entry in got] != [b"kept"] * 3 + [b"new"]:
+        assert time.monotonic() < deadline, got
+        try:
+            got += reader.read(0.5)
+        except StoreUnavailable:
+            continue
+    assert reader.take_shortened() == {"a": (f"{lost}-5", f"{kept.epoch + 500}-1")}
+    assert reader.take_shortened() == {}
+    client.close()
