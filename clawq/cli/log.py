@@ -14,6 +14,9 @@ from clawq.cli.main import LazyGroup
 #: subcommand -> (module:attribute, one line of help).
 SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "ls": ("clawq.cli.log_ls:ls", "List fragments: when, by whom, under which weights."),
+        "show": ("clawq.cli.log_show:show", "Show one fragment: header, columns, episodes, what became of it."),
+        "export": ("clawq.cli.log_export:export", "Write episodes as HDF5 (Minari) or Parquet."),
         "ledger": ("clawq.cli.ledger:ledger", "Balance the books: what became of every fragment."),
         "quarantine": ("clawq.cli.quarantine:quarantine", "Never sample a worker's or an interval's experience again."),
     }

@@ -3,18 +3,16 @@
 The command asks the learner and waits for its answer; what the learner does is in clawq.programs.quarantine.
 """
 
-import re
 import secrets
 import time
-from datetime import datetime
 from typing import Any
 
 import click
 
+from clawq.cli.times import milliseconds, shown
+
 #: How long the learner may take to answer, seconds: it reads its events once a second, between two updates.
 ANSWER_S = 30.0
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @click.command()
@@ -53,7 +51,7 @@ def _add(run_id: str, named: dict[str, Any]) -> None:
     now_s = time.time()
     for option, name in (("since", "since_ms"), ("until", "until_ms")):
         if option in named:
-            named[name] = _milliseconds(option, named.pop(option), now_s)
+            named[name] = milliseconds(option, named.pop(option), now_s)
     Rule.of_facts(named)
     answer = _ask(run_id, {"op": "add", **named})
     click.echo(
@@ -96,30 +94,12 @@ def _ask(run_id: str, command: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _milliseconds(option: str, text: str, now_s: float) -> int:
-    """A time on the command line: ISO 8601 (local, unless it names a zone), or how long ago."""
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return int(1000 * (now_s - float(ago[1]) * _UNITS_S[ago[2]]))
-    try:
-        return int(1000 * datetime.fromisoformat(text).timestamp())
-    except (ValueError, OverflowError):
-        raise click.UsageError(
-            f"--{option}: {text!r} is no time; write 2026-11-29T21:00 or 2026-11-29T21:00:30+01:00, or 15m for a "
-            "quarter of an hour ago (s, m, h, d)"
-        ) from None
-
-
 def _print_rules(rules: list[dict[str, Any]]) -> None:
     if not rules:
         click.echo("no quarantine")
     for rule in rules:
         words = [f"{name} {rule[name]}" for name in ("worker", "slot", "epoch") if rule[name]]
         words += [f"{name} {rule[f'{name}_seq']}" for name in ("first", "last") if rule[f"{name}_seq"] is not None]
-        words += [f"{name} {_shown(rule[f'{name}_ms'])}" for name in ("since", "until") if rule[f"{name}_ms"]]
+        words += [f"{name} {shown(rule[f'{name}_ms'])}" for name in ("since", "until") if rule[f"{name}_ms"]]
         state = "in force" if rule["lifted"] is None else "lifted (what was masked stays masked)"
         click.echo(f"{rule['id']}  {', '.join(words)}  {state}" + (f"  {rule['reason']}" if rule["reason"] else ""))
-
-
-def _shown(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")

@@ -74,8 +74,7 @@ class Run:
     @property
     def archive(self) -> Path:
         """Folder of the archive, whether there is one or not."""
-        chosen = self.config.archive.folder
-        return self.folder / "archive" if chosen is None else Path(chosen).expanduser().absolute() / self.id
+        return archive_folder(self.folder, self.id, self.config.archive.folder)
 
     def save(self) -> None:
         """Write run.json (atomically: readers see the old one or the new one)."""
@@ -93,6 +92,11 @@ class Run:
     def save_config(self) -> None:
         """Write config.yaml, the resolved configuration."""
         write_text(self.folder / "config.yaml", to_yaml(without_secrets(self.config)))
+
+
+def archive_folder(folder: Path, run_id: str, chosen: str | None) -> Path:
+    """Where the archive of a run is: in the run folder, or where `archive.folder` says."""
+    return folder / "archive" if chosen is None else Path(chosen).expanduser().absolute() / run_id
 
 
 def without_secrets(config: RunConfig) -> RunConfig:

@@ -6,7 +6,8 @@ run that has ended is known by its folder alone; one on another machine by its R
 
 import difflib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,16 @@ class Whereabouts:
         keys: on its data server.
         folder: the run folder, None if it is not on this machine.
         data: client of a data server that answers, None if there is none (it need not know the run).
+        config: the run's configuration, as JSON.
+        spec: of its environment, as JSON.
     """
 
     run_id: str
     keys: RunKeys
     folder: Path | None
     data: Any
+    config: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
     def need_folder(self) -> Path:
         """The run folder; UserError if it is elsewhere."""
@@ -60,7 +65,8 @@ def find_run(word: str) -> Whereabouts:
         record = registry.get(word)
         if record is not None:
             kept = Path(str(record.learner.get("folder", "")))
-            return Whereabouts(record.run_id, record.keys, kept if (kept / "run.json").is_file() else None, data)
+            here = kept if (kept / "run.json").is_file() else None
+            return Whereabouts(record.run_id, record.keys, here, data, record.config, record.spec)
         known = [run.run_id for run in registry.list()]
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "give the path of a run folder, or the name of a run that is alive"
@@ -71,7 +77,9 @@ def find_run(word: str) -> Whereabouts:
 def _of_folder(folder: Path, data: Any) -> Whereabouts:
     try:
         facts = json.loads((folder / "run.json").read_text())
-        return Whereabouts(str(facts["id"]), RunKeys(facts["tag"]), folder, data)
+        return Whereabouts(
+            str(facts["id"]), RunKeys(facts["tag"]), folder, data, dict(facts["config"]), dict(facts["spec"])
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'run.json'} cannot be read: {error}") from error
 

@@ -123,6 +123,15 @@ class RunLog:
     def _archived_segments(self) -> Iterable[Any]:
         return self._archive.segments if self._archive else ()
 
+    @property
+    def archive_dropped(self) -> int:
+        """Fragments that went with the archive's oldest segments."""
+        return self._archive.dropped[0] if self._archive else 0
+
+    def damages(self) -> list[str]:
+        """What is known to be damaged: found when the archive was opened, and while it was read."""
+        return [*(self._archive.losses if self._archive else ()), *self.losses]
+
     # --- reading ------------------------------------------------------------------------------------------------
 
     def get(self, slot: str, epoch: int, seq: int) -> Entry:
@@ -262,13 +271,14 @@ class RunLog:
         return f"it holds {len(wanted)} slots, {_span(first, last)}"
 
     def require(self, since_ms: int | None, slots: Iterable[str] | None = None) -> None:
-        """LogGone unless the log reaches back to that time, and has those slots."""
+        """LogGone unless the log has those slots, and reaches back to that time or to the beginning of the run."""
         held = self.held()
         missing = [slot for slot in slots or () if slot not in held]
         if missing or not held:
             raise LogGone(f"the log holds nothing of {', '.join(missing) or 'this run'}; {self.describe()}")
         begins = min(one.first_ms for one in held.values())
-        if since_ms is not None and since_ms < begins:
+        whole = not self.archive_dropped and all(one.first[1] == 1 for one in held.values())
+        if since_ms is not None and since_ms < begins and not whole:
             raise LogGone(f"the log does not reach back to {clock(since_ms)}; {self.describe()}")
 
 
