@@ -257,7 +257,10 @@ class SnapshotWriter:
     # --- before either --------------------------------------------------------------------------------------------
 
     def adopt(self, manifest: Manifest, gaps: Iterable[Gap]) -> None:
-        """Go on from a snapshot whose rows were just copied into the ring: what is on disk is not written again."""
+        """Go on from a snapshot whose rows were just copied into the ring: what is on disk is not written again.
+
+        To be called before anything else changes the ring, what is void because of the gaps included.
+        """
         ring, lost = self._ring, list(gaps)
         if manifest.chunk_rows != self._chunk_rows or manifest.columns != self._columns:
             return

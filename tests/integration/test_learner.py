@@ -16,6 +16,7 @@ from clawq_process import ROOT, Clawq, Command
 
 from clawq.cli.tune import ask
 from clawq.errors import ClawqError
+from clawq.programs.checkpoint import Checkpoints
 from clawq.transport.client import connect
 from clawq.transport.codec import peek_meta
 from clawq.transport.control import RunRecord, RunRegistry
@@ -150,6 +151,40 @@ def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Cluste
     assert counts["gap_fragments"] == counts["duplicates"] == 0
     # And the ratio holds: no burst of updates, no forgetting (a busy machine may lag behind by the limiter's buffer)
     assert 6 < numbers["samples_per_insert"] < 17
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_C28_a_ring_larger_than_the_streams_comes_back_whole_from_its_snapshot(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    cluster.worker("w")
+    # Given a ring of several MB over streams of one, which are trimmed behind every checkpoint
+    small = ("replay.capacity=100000", "redis.stream_bytes=1000000", "redis.window_bytes=100000")
+    first = cluster.learner("r1", "budget={}", "learner.checkpoint_interval_s=1", *small)
+    eventually(lambda: cluster.number("r1", "env_steps") > 0, "env steps", 60)
+    eventually(lambda: trimmed(cluster, "r1"), "the streams are trimmed", 90)
+    first.process.kill()
+    first.wait(5)
+    keys = cluster.record("r1").keys
+    eventually(lambda: not cluster.data.exists(keys.claim("learner")), "the claim runs out", 15)
+    newest = Checkpoints(cluster.home.runs / "r1" / "checkpoints").load_latest()
+    assert newest is not None
+    held, steps = newest.state["ring"]["layout"]["size"], cluster.number("r1", "env_steps")
+    # When it is resumed, then all of the ring is there again, though the streams hold only a part of it
+    second = cluster.resumed("r1")
+    eventually(lambda: cluster.number("r1", "env_steps") > steps + 500, "more env steps", 60)
+    cluster.stop("r1")
+    assert second.wait(15) == 0, second.output + cluster.home.logs("r1")
+    assert f"{held} env steps are in the ring again" in second.output
+    assert "missing" not in second.output
+
+
+def trimmed(cluster: Cluster, run: str) -> bool:
+    """Whether a slot's stream begins behind its first entry."""
+    keys = cluster.record(run).keys
+    firsts = [cluster.data.xrange(keys.stream(slot.decode()), count=1) for slot in cluster.data.hkeys(keys.slots)]
+    return any(int(entries[0][0].decode().split("-")[1]) > 10 for entries in firsts if entries)
 
 
 @pytest.mark.timeout(120)

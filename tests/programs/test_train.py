@@ -25,12 +25,15 @@ from clawq.core import Entry
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs import learner, learning, quarantine
 from clawq.programs.audit import audit, audit_live
+from clawq.programs.checkpoint import read_header
 from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, make_folders
 from clawq.programs.schedule import SCHEDULE_FILE, read_schedule
 from clawq.programs.session import Session
 from clawq.programs.train import CHECKPOINT_SHARE, Trainer
 from clawq.replay.prioritized import PrioritizedSampler
+from clawq.replay.ring import ReplayRing
+from clawq.replay.snapshot import load_manifest, row_columns
 from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
@@ -123,6 +126,7 @@ class Desk:
         urls = servers.broker_url, servers.data_url
         self.session = Session(run, *urls, broker, data, self.keys, claim, Spawner(), record)
         self._open: list[tuple[Trainer, Any]] = []
+        self.said: list[str] = []
 
     def configure(self, **replay: Any) -> None:
         """Change the run's `replay` section."""
@@ -136,7 +140,7 @@ class Desk:
         self.session.run = replace(self.session.run, config=RunConfig.model_validate({**raw, **sections}))
 
     def trainer(self, resume: bool = False) -> Trainer:
-        trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None)
+        trainer, writers = learner.build(self.session, "cpu", resume, self.said.append)
         self._open.append((trainer, writers))
         trainer.parts.consumer.start()
         trainer.parts.link.start()
@@ -722,3 +726,65 @@ def test_learning_that_is_done_again_by_the_schedule_heeds_a_quarantine_at_the_s
     np.testing.assert_array_equal(parts.ring.valid_slots, trainer.parts.ring.valid_slots)
     for name, one in parts.updater.algorithm.weights().items():
         assert torch.equal(one, trainer.parts.updater.algorithm.weights()[name]), name
+
+
+def rows_of(ring: ReplayRing) -> dict[str, bytes]:
+    """All that a ring holds, bit for bit."""
+    slots = np.arange(ring.oldest, ring.head) % ring.capacity
+    columns = {**row_columns(ring), "links": ring.links, "valid": ring.valid}
+    return {name: one.numpy()[slots].tobytes() for name, one in columns.items()}
+
+
+def snapshotted(desk: Desk) -> tuple[Trainer, int]:
+    """A trainer that was killed after two checkpoints with snapshots, and whose streams are gone; steps of the first."""
+    raw = desk.session.run.config.learner.model_dump()
+    desk.change(learner={**raw, "snapshot": "always"})
+    a = desk.slot("a", 1)
+    trainer = desk.trainer()
+    a.send(10)
+    desk.train(trainer, entries=10)
+    trainer.checkpoint(wait=True)
+    before = trainer.parts.ring.size
+    a.send(12)
+    desk.train(trainer, entries=22, updates=5)
+    trainer.checkpoint(wait=True)
+    desk.abandon(trainer)
+    desk.data.delete(desk.keys.stream("a"))
+    return trainer, before
+
+
+def test_C28_the_ring_comes_back_from_its_snapshot_where_the_streams_hold_nothing(desk: Desk) -> None:
+    first, _ = snapshotted(desk)
+    second = desk.trainer(resume=True)
+    assert rows_of(second.parts.ring) == rows_of(first.parts.ring)
+    assert second.parts.ring.state == first.parts.ring.state
+    assert "env steps are in the ring again" in desk.said[-1]
+    assert "missing" not in desk.said[-1]
+    # And the next checkpoint builds on what is on disk
+    second.checkpoint(wait=True)
+    desk.abandon(second)
+    third = desk.trainer(resume=True)
+    assert rows_of(third.parts.ring) == rows_of(first.parts.ring)
+
+
+def test_a_damaged_chunk_is_said_with_the_env_steps_that_it_costs_and_training_goes_on(desk: Desk) -> None:
+    first, _ = snapshotted(desk)
+    folder = desk.session.run.checkpoints / "ring"
+    name = read_header(first.parts.checkpoints.paths()[-1]).ring
+    chunk = folder / load_manifest(folder, name).rows[-1].name("rows")
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    second = desk.trainer(resume=True)
+    assert any(chunk.name in line and "damaged" in line for line in desk.said)
+    assert f"{first.parts.ring.size} env steps of 22 fragments are in the log no more" in desk.said[-1]
+    assert second.parts.ring.size == 0
+    assert second.parts.updater.updates == first.parts.updater.updates
+
+
+def test_a_checkpoint_whose_snapshot_is_gone_gives_way_to_the_one_before_it(desk: Desk) -> None:
+    first, before = snapshotted(desk)
+    name = read_header(first.parts.checkpoints.paths()[-1]).ring
+    (desk.session.run.checkpoints / "ring" / name).unlink()
+    second = desk.trainer(resume=True)
+    assert any("cannot be used" in line and name in line for line in desk.said)
+    assert second.parts.ring.size == before
+    assert second.parts.ring.check_valid() == (True, "")
