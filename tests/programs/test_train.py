@@ -736,7 +736,7 @@ def rows_of(ring: ReplayRing) -> dict[str, bytes]:
 
 
 def snapshotted(desk: Desk) -> tuple[Trainer, int]:
-    """A trainer that was killed after two checkpoints with snapshots, and whose streams are gone; steps of the first."""
+    """A trainer killed after two checkpoints with snapshots, its streams gone; and the size of the ring at the first."""
     raw = desk.session.run.config.learner.model_dump()
     desk.change(learner={**raw, "snapshot": "always"})
     a = desk.slot("a", 1)
