@@ -80,6 +80,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "unread_fragments": Metric("fragments", "sent by actors, not yet read by the learner", "small and bounded"),
         "stored_bytes": Metric("bytes", "held by the run's streams", "below redis.stream_bytes"),
         "shortened_streams": Metric("streams", "lost their end with a Redis that went back to an older state", "0"),
+        "reader/*": Metric("bytes", "of a reader: not taken over yet, and not in its checkpoints yet", "bounded"),
         "slots": Metric("slots", "slots with a live claim", "the actors you expect"),
         "workers": Metric("workers", "workers with a heartbeat", "the workers you started"),
         "fragments": Metric("fragments", "taken over by the learner", "grows"),

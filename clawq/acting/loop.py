@@ -31,13 +31,14 @@ LOOK_UP_S = 0.1
 
 @dataclass(slots=True)
 class Report:
-    """What one `run` did; `reason` says why it ended."""
+    """What one `run` did; `reason` says why it ended, `waited_s` for how long Redis took nothing, and why."""
 
     reason: str = ""
     env_steps: int = 0
     fragments: int = 0
     episodes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    waited_s: dict[str, float] = field(default_factory=dict)
 
 
 class RolloutLoop:
@@ -79,7 +80,7 @@ class RolloutLoop:
     def run(self, ended: Callable[[], str | None]) -> Report:
         """Act until `ended` gives a reason (asked after every step), the run stops, or the slot is lost."""
         report = Report()
-        before = Counter(self._outbox.dropped)
+        before, waited_s = Counter(self._outbox.dropped), dict(self._sender.waited_s)
         while not (reason := ended() or self._over()):
             if not self._adder.steps and not self._may_act():
                 self._wait("wait", report)
@@ -88,6 +89,7 @@ class RolloutLoop:
                 self._hand_over(report)
         report.reason = reason
         report.dropped += Counter(self._outbox.dropped) - before
+        report.waited_s = {why: total - waited_s[why] for why, total in self._sender.waited_s.items()}
         return report
 
     def flush(self, report: Report) -> bool:

@@ -90,6 +90,8 @@ class Sender:
         self._changed = threading.Event()
         self._view = View()
         self._away = self._hurried = False
+        #: How long sending waited because Redis was out of memory (`full`) or not there (`away`).
+        self.waited_s = {"full": 0.0, "away": 0.0}
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     @property
@@ -188,6 +190,7 @@ class Sender:
                     log.warning("%s; waiting for it", error)
                 self._away = True
                 self._note(attempts=self._view.attempts + 1)
+                self.waited_s["full" if isinstance(error, StoreFull) else "away"] += pause_s
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, self._pauses.longest_s)
         return False

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("clawq.cli.worker:worker", "Start a worker: it gives its slots to runs."),
         "redis": ("clawq.cli.redis:redis", "Start or stop the two Redis servers that come with clawq."),
         "tune": ("clawq.cli.tune:tune", "Change settings of a run while it goes on."),
+        "reader": ("clawq.cli.reader:reader", "Show who reads a run's streams, or give up a reader's claim on them."),
         "status": ("clawq.cli.status:status", "Show the runs and their workers."),
         "log": ("clawq.cli.log:log", "Look into the experience of a run: list, show, export."),
         "config": ("clawq.cli.config:config", "Check a configuration, or show it in full."),

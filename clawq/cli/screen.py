@@ -93,6 +93,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("updates", found.joined("{}", ("updates", number), "{}/s", ("updates_per_s", number))),
         ("policy lag", found.joined("mean {}", ("policy_lag/mean", number), "max {}", ("policy_lag/max", number))),
         ("unread", found.joined("{} fragments", ("unread_fragments", number), "{}B stored", ("stored_bytes", number))),
+        ("readers", readers(snapshot)),
         ("ring", found.joined("{}", ("ring/fill", share), "{} env steps", ("ring/size", number))),
         ("workers", found.joined("{}", ("workers", number), "{} slots", ("slots", number))),
         ("training", found.joined("return {}", ("episode/return", score), "success {}", ("episode/success", share))),
@@ -118,6 +119,18 @@ def drops(snapshot: Snapshot) -> str:
         if family in units and isinstance(count, int | float) and count > 0:
             some.append(f"{reason} {number(count)} {units[family]}")
     return ", ".join(some) or ("none" if "env_steps" in snapshot else "")
+
+
+def readers(snapshot: Snapshot) -> str:
+    """What each reader beside the learner has still to take over and to checkpoint, as `archive 3.2MB unread`."""
+    some = []
+    for name, unread in sorted(snapshot.items()):
+        family, _, rest = name.partition("/")
+        reader, _, what = rest.rpartition("/")
+        kept = snapshot.get(f"reader/{reader}/uncheckpointed_bytes")
+        if family == "reader" and what == "unread_bytes" and isinstance(unread, int | float) and _finite(kept):
+            some.append(f"{reader} {number(unread)}B unread, {number(float(kept or 0))}B not checkpointed")
+    return "; ".join(some)
 
 
 def failures(snapshot: Snapshot) -> str:

@@ -86,7 +86,17 @@ class View:
     def snapshot(self, run: "RunRecord") -> "Snapshot":
         from clawq.transport.control import Board
 
-        return {"stage": run.state, **Board(self.data, run.keys).read(), "run": run.run_id}
+        shown: Snapshot = {"stage": run.state, **Board(self.data, run.keys).read(), "run": run.run_id}
+        # A full server takes no note of anybody: what is on the board is from before.
+        full = self.full()
+        return {**shown, "note": full} if full else shown
+
+    def full(self) -> str | None:
+        """What to say if the data server is out of memory."""
+        from clawq.programs.upkeep import memory_text
+        from clawq.transport.client import memory_bytes
+
+        return memory_text(*memory_bytes(self.data))
 
     def workers(self, run: "RunRecord") -> "dict[str, Heartbeat]":
         from clawq.transport.control import Heartbeats

@@ -152,6 +152,7 @@ def _facts(report: "Report", seconds: float) -> dict[str, Any]:
         "fragments": report.fragments,
         "episodes": report.episodes,
         "dropped": dict(report.dropped),
+        "waited_s": {why: round(waited_s, 2) for why, waited_s in report.waited_s.items()},
         "seconds": round(seconds, 3),
     }
 

@@ -50,12 +50,14 @@ from clawq.programs.resume import (
 from clawq.programs.run import Run, without_secrets, writing
 from clawq.programs.session import CLAIM_TTL_S, Session
 from clawq.programs.train import Trainer
+from clawq.programs.upkeep import Upkeep
 from clawq.replay.rebuild import ranges
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books
-from clawq.transport.client import is_local, max_memory_bytes, memory_left_bytes
+from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, memory_left_bytes
 from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
 from clawq.transport.readers import StreamReader
+from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher
 
 #: Share of the data server's memory that the streams may take: publishing must always fit.
@@ -169,6 +171,7 @@ def build(
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
     state = find_state(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
     reader = make_reader(session, state)
+    budget = stream_budget(session)
     publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
     wires = Wires(
         claim=session.claim,
@@ -178,11 +181,12 @@ def build(
         board=Board(data, keys),
         reader=reader,
         heartbeats=Heartbeats(data, keys),
+        upkeep=Upkeep(reader, Readers(data, keys), partial(memory_bytes, data), budget, run.id),
         archiver=archiver,
         books=Books(data, keys),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
-    link = Link(wires, desired, stream_budget(session), session.after_event)
+    link = Link(wires, desired, budget, session.after_event)
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     admit = partial(check_memory, session, device, say)
@@ -245,7 +249,7 @@ def session_facts(run: Run, device: str) -> dict[str, Any]:
 def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamReader:
     """The reader of the run's streams, going on where a checkpoint's state stands."""
     if state is None:
-        return StreamReader(session.data, session.keys)
+        return StreamReader(session.data, session.keys, what=session.run.id)
     consumed = state["consumer"]
     return StreamReader(
         session.data,
@@ -253,6 +257,8 @@ def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamRead
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
         unread=unread_at_end(session.run.folder, consumed),
+        ordinals=consumed.get("ordinals"),
+        what=session.run.id,
     )
 
 

@@ -8,6 +8,7 @@ If the data server comes back empty (its run id changed), everything that it mus
 and last weights. Losing the claim to another learner ends the run: `failure` is set, and the main thread raises it.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from clawq.core import Control
 from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
+from clawq.programs.upkeep import Upkeep
 from clawq.transport.archiver import Archiver, least
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
@@ -60,6 +62,7 @@ class Wires:
     board: Board
     reader: StreamReader
     heartbeats: Heartbeats
+    upkeep: Upkeep
     archiver: Archiver | None = None
     books: Books | None = None
 
@@ -84,6 +87,7 @@ class Link:
         self._weights: Outgoing | None = None
         self._sent: Outgoing | None = None
         self._control_due = True
+        self._window_bytes = desired.window_bytes
         self._board: dict[str, float | str] = {}
         self._checkpointed: dict[str, str] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
@@ -170,9 +174,14 @@ class Link:
 
     @property
     def note(self) -> str | None:
-        """What is wrong with Redis or the archive, for people; None while all is well."""
+        """What is wrong with Redis or the archive, and why actors wait, for people; None while all is well."""
         archiver = self._wires.archiver
-        return self.trouble or (archiver.trouble if archiver is not None else None)
+        return self.trouble or (archiver.trouble if archiver is not None else None) or self._wires.upkeep.held
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the streams need room that a checkpoint would make."""
+        return self._wires.upkeep.pressed
 
     def check(self) -> None:
         """Raise what ended the thread, if something did."""
@@ -190,6 +199,8 @@ class Link:
                 self._recovered()
             except (StoreUnavailable, StoreFull) as error:
                 self._troubled(error)
+                if isinstance(error, StoreFull):
+                    self._make_room()
                 if not last:
                     self._ending.wait(RETRY_S)
             # Whatever it is, the main thread must learn of it: nothing dies quietly.
@@ -210,14 +221,20 @@ class Link:
             log.warning("the data Redis was restarted; control record and weights are written again")
             self._restore()
         self._tell_shortened()
+        self._fit_window()
         self._send_control()
         self._send_weights()
         self._send_small()
         # Before trimming: what was settled, but is not published as settled, must not leave the streams.
         self._publish_books()
-        self._wires.reader.trim(self._trimmable(), self.stream_budget_bytes)
+        self._wires.upkeep.tend(self._trimmable(), self._window_bytes)
         self._receive()
         self._look_around()
+
+    def _make_room(self) -> None:
+        """Whatever was refused for want of memory waits; trimming is not refused."""
+        with contextlib.suppress(StoreUnavailable, StoreFull):
+            self._wires.upkeep.squeeze(self._trimmable(), self._window_bytes)
 
     def _trimmable(self) -> Mapping[str, str]:
         """Slot -> id behind which all required readers are."""
@@ -273,6 +290,13 @@ class Link:
             with self._lock:
                 self._events.extend(found)
 
+    def _fit_window(self) -> None:
+        """Narrow the window where there are too many slots for the budget."""
+        with self._lock:
+            fits = self._wires.upkeep.window(self._desired.window_bytes)
+            self._control_due |= fits != self._window_bytes
+            self._window_bytes = fits
+
     def _send_control(self) -> None:
         with self._lock:
             due, desired = self._control_due, self._desired
@@ -281,7 +305,7 @@ class Link:
             return
         try:
             self._wires.control.write(
-                stop=desired.stop, window_bytes=desired.window_bytes, config_epoch=desired.config_epoch
+                stop=desired.stop, window_bytes=self._window_bytes, config_epoch=desired.config_epoch
             )
         except TransportError:
             self._control_due = True
@@ -308,8 +332,10 @@ class Link:
         reader = self._wires.reader
         reader.sweep()
         beats = self._wires.heartbeats.read()
+        readers = self._wires.upkeep.look(self._window_bytes)
         with self._lock:
             self._figures = {
+                **readers,
                 "unread_fragments": float(sum(reader.unread_entries().values())),
                 "stored_bytes": float(reader.stored_bytes()),
                 "shortened_streams": float(self._shortened),

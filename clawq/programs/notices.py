@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 SHOWN_S = 30.0
 #: Failures of one kind are told at most this often, seconds.
 FAILURE_INTERVAL_S = 10.0
+#: Waits of actors that are shorter are not told, seconds.
+LEAST_WAIT_S = 0.5
 
 
 class Notices:
@@ -53,6 +55,14 @@ class Notices:
         times = f" ({count} failures so far)" if count > 1 else ""
         self.tell_now_and_then(what, f"an {what}{where} failed{times}: {error.splitlines()[0]}", FAILURE_INTERVAL_S)
         return error
+
+    def waited(self, facts: Mapping[str, Any]) -> None:
+        """Tell, from a lease's report, for how long its actor could not send because Redis was full."""
+        waited = facts.get("waited_s")
+        full_s = waited.get("full") if isinstance(waited, dict) else None
+        if isinstance(full_s, int | float) and full_s >= LEAST_WAIT_S:
+            text = f"an actor on {facts.get('worker')} waited {full_s:.0f} s: the data Redis was out of memory (OOM)"
+            self.tell_now_and_then("full", text, FAILURE_INTERVAL_S)
 
     @property
     def recent(self) -> str:

@@ -44,6 +44,8 @@ GAUGE_INTERVAL_S = 1.0
 #: Share of the stream budget after which a checkpoint is due: streams are trimmed only behind checkpoints, and actors
 #: that write faster than that must not fill the server meanwhile.
 CHECKPOINT_SHARE = 0.25
+#: Between two checkpoints while the streams are full and nothing but that makes room, seconds.
+PRESSED_INTERVAL_S = 2.0
 #: Actor failures after which a run that never got a fragment gives up.
 FAILURES_AT_START = 5
 #: Without a fragment for so long, the run counts as waiting for experience, seconds.
@@ -279,6 +281,8 @@ class Trainer:
             answer = self.parts.quarantine.command(event.facts)
             if answer is not None:
                 self.parts.link.notify("quarantine", **answer)
+        elif event.kind == "lease":
+            self.notices.waited(event.facts)
         elif event.kind == "actor_failed":
             self._note_failure("actor", event.facts)
         elif event.kind == "evaluation_failed" and event.facts.get("reason") != "superseded":
@@ -401,6 +405,8 @@ class Trainer:
             self.checkpoint()
 
     def _much_to_checkpoint(self) -> bool:
+        if self.parts.link.pressed and time.monotonic() - self._checkpointed_s >= PRESSED_INTERVAL_S:
+            return True
         fresh_bytes = self.parts.intake.payload_bytes - self._checkpointed_bytes
         return fresh_bytes >= CHECKPOINT_SHARE * self.parts.link.stream_budget_bytes
 

@@ -84,7 +84,11 @@ class Claim:
         if value is not None and value != self._value:
             raise ClaimLost(f"{self.key.rpartition('claim:')[2]} was taken over by {_holder_of(value)}")
         pipe.multi()
-        pipe.set(self.key, self._value, px=self._ttl_ms)
+        if value is None:
+            pipe.set(self.key, self._value, px=self._ttl_ms)
+        else:
+            # Unlike SET, this works on a server that is out of memory.
+            pipe.pexpire(self.key, self._ttl_ms)
         pipe.execute()
         return value is None
 

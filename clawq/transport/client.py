@@ -194,6 +194,13 @@ def server_run_id(client: redis.Redis) -> str:
         return str(client.info("server")["run_id"])
 
 
+def memory_bytes(client: redis.Redis) -> tuple[int, int]:
+    """What the server uses, and its maxmemory (0 if it has no limit)."""
+    with translated(client):
+        memory = client.info("memory")
+    return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
+
+
 def max_memory_bytes(client: redis.Redis) -> int:
     """The server's maxmemory, 0 if it has no limit."""
     with translated(client):

@@ -232,7 +232,8 @@ class StreamReader:
             # A reader that was just made has missed nothing.
             if restarted and self._run_id:
                 self._changes += 1
-                self._ordinals, self._open_slots = {}, set()
+                self._open_slots |= {*self._ordinals, *self._cursors, *self._slots}
+                self._ordinals = {}
             self._run_id = run_id
         self._slots = sorted(registered)
         self._count_unread(self._slots)
@@ -275,9 +276,12 @@ class StreamReader:
         self._told_server = run_id
 
     def _set_back(self, slot: str) -> None:
-        self._cursors.pop(slot, None)
+        # A writer that has not noticed the new server yet goes on counting; where nothing ever was, all is counted.
+        if self._cursors.pop(slot, None):
+            self._open_slots.add(slot)
+        else:
+            self._open_slots.discard(slot)
         self._ordinals.pop(slot, None)
-        self._open_slots.discard(slot)
         if self._trimming is not None:
             self._trimming.retained.forget(slot)
 
@@ -390,6 +394,33 @@ class StreamReader:
         """Bytes of entries read that lie after these (checkpointed) cursors: what trimming waits for."""
         with self._lock:
             return self.trimming.retained.bytes_after(parse_ids(cursors))
+
+    def slot_bytes_after(self, cursors: Mapping[str, str]) -> dict[str, int]:
+        """Of each slot the bytes of entries read that lie after these cursors."""
+        with self._lock:
+            return self.trimming.retained.slot_bytes_after(parse_ids(cursors))
+
+    def unread_bytes(self) -> int:
+        """Bytes not read yet, by the mean size of what was."""
+        with self._lock:
+            return int(sum(self._unread.values()) * self.trimming.retained.mean_bytes())
+
+    def withheld_bytes(self) -> int:
+        """Bytes that were taken over, which actors are not told while the streams have no room for more."""
+        with self._lock:
+            retained = self.trimming.retained
+            told = {slot: self._mirrored.get(slot, _NOTHING) for slot in self._handled}
+            return retained.bytes_after(told) - retained.bytes_after(told | self._handled)
+
+    @property
+    def slots(self) -> int:
+        """How many slots are known."""
+        return len(self._slots)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest entry that was read."""
+        return self._largest_bytes
 
     @property
     def trimming(self) -> Trimming:

@@ -101,11 +101,15 @@ class Retained:
 
     def bytes_after(self, cursors: Mapping[str, EntryId]) -> int:
         """Bytes of the entries that lie behind none of these cursors."""
-        after = 0
-        for slot, column in self._columns.items():
-            first = column.upto(cursors[slot]) if slot in cursors else column.first
-            after += column.bytes_before(len(column.ids)) - column.bytes_before(first)
-        return after
+        return sum(self.slot_bytes_after(cursors).values())
+
+    def slot_bytes_after(self, cursors: Mapping[str, EntryId]) -> dict[str, int]:
+        """Of each slot the bytes of the entries that lie after its cursor."""
+        return {slot: self._after(slot, column, cursors) for slot, column in self._columns.items()}
+
+    def _after(self, slot: str, column: _Column, cursors: Mapping[str, EntryId]) -> int:
+        first = column.upto(cursors[slot]) if slot in cursors else column.first
+        return column.bytes_before(len(column.ids)) - column.bytes_before(first)
 
     def within(self, cursors: Mapping[str, EntryId], room_bytes: int) -> dict[str, EntryId]:
         """These cursors, each held back to where the oldest `room_bytes` of all entries end."""

@@ -74,7 +74,9 @@ class Trimming:
         excess_bytes = stored_bytes - budget_bytes
         if self.room_bytes is not None:
             excess_bytes = max(excess_bytes, self.retained.total_bytes - self.room_bytes)
-        if excess_bytes > 0:
+        if excess_bytes <= 0:
+            self.holding = ()
+        else:
             kept = {LEARNER: parse_ids(checkpointed)}
             kept |= {name: parse_ids(cursors) for name, cursors in self._readers.kept_by_required(LEARNER).items()}
             with self._lock:
