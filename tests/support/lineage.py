@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from clawq.core import Entry
 from clawq.programs import learner, learning
 from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
 from clawq.programs.resume import ring_state
-from clawq.programs.run import create_run, open_run
+from clawq.programs.run import Run, create_run, open_run
 from clawq.programs.schedule import SCHEDULE_FILE, read_schedule
 from clawq.programs.session import Session
+from clawq.programs.train import Trainer
 from clawq.spawning.spawner import Spawner
 from clawq.testing.point import PointEnv, PointOptions, point_spec
 from clawq.transport.claims import Claim
@@ -203,19 +204,32 @@ def become(parts: Parts) -> dict[str, Any]:
     }
 
 
-def learn(request: dict[str, Any]) -> None:
-    """The learner: until `entries` are settled and nothing more can be learned, or until it is killed."""
-    changed = RunConfig.model_validate(request["config"]) if request.get("config") else None
-    run = open_run(Path(request["folder"]), changed)
-    broker_url, data_url = request["urls"]
-    broker, data = connect(broker_url), connect(data_url)
-    keys = RunKeys(run.tag)
-    # The killed one's claim would run out by itself, after a while.
+def build(run: Run, urls: tuple[str, str], tell: Callable[[str], None]) -> tuple[Trainer, Any]:
+    """The learner of a run, resumed if there is a checkpoint."""
+    broker, data, keys = connect(urls[0]), connect(urls[1]), RunKeys(run.tag)
+    # A killed one's claim would run out by itself, after a while.
     data.delete(keys.claim("learner"))
     claim = Claim.take(data, keys.claim("learner"), "test", 600.0)
-    record = RunRecord(run.id, run.tag)
-    session = Session(run, broker_url, data_url, broker, data, keys, claim, Spawner(), record)
-    trainer, writers = learner.build(session, "cpu", True, say)
+    session = Session(run, *urls, broker, data, keys, claim, Spawner(), RunRecord(run.id, run.tag))
+    return learner.build(session, "cpu", True, tell)
+
+
+def twin(run: Run, log: Path) -> tuple[Parts, learning.Fetch]:
+    """The parts of a learner that has done nothing, and where its fragments are."""
+    nobody: Any = _NoLink()
+    parts = make_parts(run, "cpu", Outside(nobody, nobody, lambda *letter: None, lambda: 0))
+
+    def fetch(slot: str, epoch: int, seq: int) -> Entry | None:
+        file = log / f"{slot}_{epoch}_{seq}"
+        return Entry(slot, epoch, seq, file.read_bytes()) if file.exists() else None
+
+    return parts, fetch
+
+
+def learn(request: dict[str, Any]) -> None:
+    """The learner: until `entries` are settled and nothing more can be learned, or until it is killed."""
+    run = open_run(Path(request["folder"]), None)
+    trainer, writers = build(run, request["urls"], say)
     parts = trainer.parts
     Watch(parts, run.folder / "losses.txt", request.get("kill_at"), request.get("before", False))
     parts.consumer.start()
@@ -249,15 +263,8 @@ class _NoLink:
 def apply(request: dict[str, Any]) -> None:
     """The twin: from nothing, by the schedule alone."""
     run = open_run(Path(request["folder"]), None)
-    log = Path(request["log"])
-    nobody: Any = _NoLink()
-    parts = make_parts(run, "cpu", Outside(nobody, nobody, lambda *letter: None, lambda: 0))
+    parts, fetch = twin(run, Path(request["log"]))
     Watch(parts, run.folder / "losses_applied.txt")
-
-    def fetch(slot: str, epoch: int, seq: int) -> Entry | None:
-        file = log / f"{slot}_{epoch}_{seq}"
-        return Entry(slot, epoch, seq, file.read_bytes()) if file.exists() else None
-
     learning.apply(read_schedule(run.folder / SCHEDULE_FILE), fetch, parts, make_examiner(run))
     torch.save(become(parts), run.folder / "applied.pt")
 
