@@ -63,8 +63,8 @@ class Tempo(Protocol):
         """Spent share of the budget, 0..1, for schedules."""
         ...
 
-    def idle(self, now_s: float) -> Turn:
-        """Nothing could be committed or updated: what now?
+    def idle(self, now_s: float, timeout_s: float) -> Turn:
+        """Nothing could be committed or updated: what now? `timeout_s` is the longest wait for a round.
 
         Raises RoundTimeout when a round was waited for in vain: publish then, so that all collect anew.
         """
@@ -115,7 +115,7 @@ class Free:
         """See Tempo."""
         return self._budget.progress(now_s, self._intake.env_steps)
 
-    def idle(self, now_s: float) -> Turn:
+    def idle(self, now_s: float, timeout_s: float) -> Turn:
         """Wait."""
         return _WAIT
 
@@ -147,16 +147,13 @@ class ByRounds:
         budget: of the run.
         link: knows when the data server came back empty.
         lag: 0 or 1.
-        timeout_s: a wait after which a round is called again.
     """
 
     free = False
 
-    def __init__(
-        self, supply: RoundSupply, intake: Intake, budget: BudgetMeter, link: Link, lag: int, timeout_s: float
-    ) -> None:
+    def __init__(self, supply: RoundSupply, intake: Intake, budget: BudgetMeter, link: Link, lag: int) -> None:
         self._supply, self._intake, self._budget, self._link = supply, intake, budget, link
-        self._lag, self._timeout_s = lag, timeout_s
+        self._lag = lag
         self._env_steps: int | None = None
         self._restores = link.restores
         self.settled = False
@@ -184,7 +181,7 @@ class ByRounds:
             return self._budget.progress(now_s, self.env_steps)
         return min(1.0, self.env_steps / self._budget.budget.env_steps)
 
-    def idle(self, now_s: float) -> Turn:
+    def idle(self, now_s: float, timeout_s: float) -> Turn:
         """See Tempo."""
         self._now_s = now_s
         if self._intake.env_steps != self._env_steps:
@@ -201,14 +198,14 @@ class ByRounds:
             self._hand_on()
             self._owes_version = True
             return Turn("go_on", word)
-        return self._patience(now_s)
+        return self._patience(now_s, timeout_s)
 
-    def _patience(self, now_s: float) -> Turn:
+    def _patience(self, now_s: float, timeout_s: float) -> Turn:
         """Wait, but not for what will never come."""
         if self._link.restores != self._restores:
             self._restores = self._link.restores
             return Turn("publish", f"round {self.rounds.version} is called again: Redis lost what was not read")
-        if (waited_s := self.rounds.waited_s(now_s)) >= self._timeout_s:
+        if (waited_s := self.rounds.waited_s(now_s)) >= timeout_s:
             raise RoundTimeout(self.rounds.version, waited_s, self.rounds.describe_missing())
         return _WAIT
 
@@ -256,7 +253,7 @@ def make_tempo(config: RunConfig, supply: RoundSupply | None, intake: Intake, bu
     """The tempo that the configuration asks for; `supply` is the intake's where it goes by rounds."""
     if config.sync is None or supply is None:
         return Free(intake, budget)
-    return ByRounds(supply, intake, budget, link, config.sync.deterministic_lag, config.rate_limit.timeout_s)
+    return ByRounds(supply, intake, budget, link, config.sync.deterministic_lag)
 
 
 _WAIT = Turn("wait")

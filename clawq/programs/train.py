@@ -133,7 +133,7 @@ class Trainer:
     def _idle(self, now_s: float) -> None:
         """Nothing can be committed or updated: as the tempo says."""
         try:
-            turn = self.parts.tempo.idle(now_s)
+            turn = self.parts.tempo.idle(now_s, self.parts.config.rate_limit.timeout_s)
         except RoundTimeout as error:
             # Workers may come and go, so a long wait is no error of the run.
             facts = {"version": error.version, "waited_s": round(error.waited_s, 1), "missing": error.missing}
