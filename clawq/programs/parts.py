@@ -176,7 +176,8 @@ def limiter_of(run: Run) -> Unlimited:
     """The rate limiter that the configuration asks for."""
     limit, batch_size = run.config.rate_limit, run.config.replay.transitions
     if run.config.sync is not None and limit.samples_per_insert is not None:
-        return RoundLimiter(limit.samples_per_insert, limit.min_size_to_sample, batch_size)
+        on_policy = run.config.replay.sampler == "fifo"
+        return RoundLimiter(limit.samples_per_insert, limit.min_size_to_sample, batch_size, on_policy)
     return make_limiter(
         limit.samples_per_insert,
         limit.min_size_to_sample,

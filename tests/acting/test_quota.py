@@ -23,19 +23,26 @@ PAUSES = Pauses(poll_s=60.0, eager_s=0.005)
 class Rig:
     """An actor with a quota of 7 steps in fragments of 3, over a scripted sink."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: int = 7, fragment: int = 3) -> None:
         self.env, self.sink = CountingEnv(2, lengths=(4,)), ScriptedSink()
         self.weights = FixedWeights(Weights(1, {}, 0, {}))
         self.sent: list[Fragment] = []
+        self.after_step: Callable[[], None] = lambda: None
         outbox = Outbox(4, "block")
         self.sender = Sender(outbox, self.sink, lambda: self.sink, self.encode, self.weights, PAUSES)
         actor = Actor(NoiseLadder(0, 0, (2, 2), np.random.default_rng(0)), lambda: pytest.fail("never trained"))
         adder = Adder(SPEC, 2, Origin("0" * 32, "w", "s", 0), Limits(float("inf"), 10**6))
-        self.loop = RolloutLoop(self.env, actor, adder, outbox, self.sender, share=Quota(7, 3))
+        self.loop = RolloutLoop(
+            self.env, actor, adder, outbox, self.sender, self.progress, share=Quota(quota, fragment)
+        )
         self.loop.reset([0, 0])
         self.sender.start()
         while self.sender.view.weights is None:
             self.sender.wait(0.01)
+
+    def progress(self, phase: str, env_steps: int) -> None:
+        if phase == "step":
+            self.after_step()
 
     def encode(self, fragment: Fragment) -> bytes:
         self.sent.append(fragment)
@@ -112,14 +119,30 @@ def test_a_newer_version_in_the_midst_begins_a_new_quota_with_the_next_fragment(
     assert rig.shapes() == [(1, 3), (1, 3), (2, 3), (2, 3), (2, 1)]
 
 
-@pytest.mark.parametrize("steps", [1, 7])
-def test_the_stop_flag_ends_a_fragment_in_its_midst_and_the_waiting(rig: Rig, steps: int) -> None:
-    rig.lease(steps)
+def test_the_stop_flag_ends_a_fragment_in_its_midst() -> None:
+    rig = Rig(quota=1000, fragment=1000)
+
+    def stop_after_three() -> None:
+        if len(rig.env.actions) == 3:
+            rig.publish(1, stop=True)
+            rig.sender.look()
+            while (known := rig.sender.view.control) is None or not known.stop:
+                rig.sender.wait(0.01)
+
+    rig.after_step = stop_after_three
+    try:
+        # No lease would ever end this
+        assert rig.loop.run(lambda: None).reason == "run_stopped"
+        assert len(rig.env.actions) == 3
+    finally:
+        rig.sender.close()
+
+
+def test_the_stop_flag_ends_the_waiting(rig: Rig) -> None:
+    rig.lease(7)
     rig.publish(1, stop=True)
-    rig.sender.look()
-    # No lease would ever end this
-    ended: Callable[[], str | None] = lambda: None  # noqa: E731
-    assert rig.loop.run(ended).reason == "run_stopped"
+    assert rig.loop.run(lambda: None).reason == "run_stopped"
+    assert len(rig.env.actions) == 7
 
 
 def test_an_actor_that_goes_away_sends_what_it_has(rig: Rig) -> None:

@@ -232,16 +232,29 @@ def test_a_round_whose_fragments_went_away_with_redis_is_called_again_at_once(
         broker.close()
 
 
-def test_checkpoints_are_made_between_rounds_only(make_room: MakeRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = make_room(sync=SYNC, learner={"checkpoint_interval_s": 0.001}, budget={"env_steps": 6 * ROUND})
+def test_a_round_is_committed_whole_before_its_updates_and_checkpoints_are_made_between_rounds(
+    make_room: MakeRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given rounds of more fragments than are committed at a time
+    sync = {**SYNC, "fragment_steps": 2}
+    room = make_room(sync=sync, learner={"checkpoint_interval_s": 0.001}, budget={"env_steps": 6 * ROUND})
     room.actor("a")
     room.actor("b")
     trainer = room.trainer()
     steps: list[int] = []
+    at_updates: list[int] = []
+    update = trainer.parts.updater.update
+
+    def noted(batch: Any, progress: float) -> bool:
+        at_updates.append(trainer.parts.intake.env_steps)
+        return update(batch, progress)
+
+    monkeypatch.setattr(trainer.parts.updater, "update", noted)
     monkeypatch.setattr(trainer._saver, "save", lambda snapshot: steps.append(snapshot.state["env_steps"]))
     trainer.train(Until(lambda: False))
     assert len({*steps}) > 3
     assert {count % ROUND for count in steps} == {0}
+    assert {*at_updates} == {ROUND * index for index in range(1, 7)}
 
 
 @pytest.mark.parametrize("algorithm", plugins.names("algorithms"))

@@ -236,3 +236,13 @@ def test_after_each_round_exactly_the_updates_are_made_that_it_calls_for(ratio: 
         due = max(0, limiter.inserts - 100) * ratio
         assert limiter.samples == 16 * int(due / 16 + 1e-9)
         assert limiter.check_valid() == (True, "")
+
+
+def test_on_policy_each_env_step_calls_for_its_samples_those_that_fill_the_ring_too() -> None:
+    limiter = RoundLimiter(1.0, min_size_to_sample=16, batch_size=48, from_first=True)
+    for _ in range(3):
+        limiter.inserted(48)
+        assert limiter.can_sample(48)
+        limiter.sampled(48)
+        assert not limiter.can_sample(1)
+        assert limiter.error >= limiter.bounds[0]
