@@ -12,6 +12,7 @@ Redis being away is waited out. URLs come from CLAWQ_BROKER_URL and CLAWQ_DATA_U
 """
 
 import logging
+import math
 import os
 import select
 import sys
@@ -36,10 +37,19 @@ from clawq.control.reconcile import (
     Snapshot,
     reconcile,
 )
+from clawq.control.regulator import FLOW_NAMES, FlowMeter, Pace, Regulator, Wishes, set_point_s
 from clawq.control.settings import HostSettings
 from clawq.errors import ClawqError, TransportError, UserError, WeightsGone
 from clawq.transport.client import connect
-from clawq.transport.control import ControlRecord, Events, Heartbeats, RunRecord, RunRegistry
+from clawq.transport.control import (
+    Board,
+    ControlRecord,
+    Events,
+    Heartbeats,
+    PaceRecord,
+    RunRecord,
+    RunRegistry,
+)
 from clawq.transport.pins import Pins
 
 log = logging.getLogger(__name__)
@@ -70,6 +80,10 @@ class Coordinator:
         self._control = ControlRecord(data, run.keys)
         self._heartbeats = Heartbeats(data, run.keys)
         self._events = Events(data, run.keys)
+        self._board = Board(data, run.keys)
+        self._pace_record = PaceRecord(data, run.keys, run.created_ms)
+        self._meter, self._regulator = FlowMeter(), Regulator()
+        self._pace: Pace | None = None
         self._pins = Pins(data, run.keys)
         self._evaluations = Evaluations(self._config.evaluation.episodes)
         self._last_event = "0-0"
@@ -84,7 +98,9 @@ class Coordinator:
         if self._taken_over:
             return []
         try:
-            actions = reconcile(self._desired(), self._look(now_s), now_s)
+            snapshot = self._look(now_s)
+            self._regulate(snapshot.slots, now_s)
+            actions = reconcile(self._desired(), snapshot, now_s)
             for action in actions:
                 self._act(action, now_s)
         except self._broker_errors as error:
@@ -121,9 +137,27 @@ class Coordinator:
         control = self._control.read()
         return Desired(
             collect=self._registered and not (control is not None and control.stop),
-            max_actors=self._config.actors.max_actors,
+            max_actors=self._config.actors.max_actors if self._pace is None else self._pace.actors,
             evaluation_timeout_s=self._config.evaluation.timeout_s,
         )
+
+    def _regulate(self, slots: int, now_s: float) -> None:
+        """Decide the pace and hand it over: the window to the learner, the number of actors to our own leases."""
+        config = self._config
+        if config.sync is not None:
+            return  # rounds have a pace of their own
+        flow = self._meter.observe(self._board.pick([f"flow/{name}" for name in FLOW_NAMES]))
+        if flow is None:
+            return
+        wishes = Wishes(
+            config.redis.window_bytes, config.actors.max_actors, config.actors.fragment_s, config.staleness.target
+        )
+        self._pace = pace = self._regulator.decide(flow, wishes, slots, now_s)
+        self._pace_record.write(pace.window_bytes)
+        told = {"window_bytes": pace.window_bytes, "actors": pace.actors, "set_point_s": set_point_s(flow, wishes)}
+        if math.isfinite(flow.delay_s):
+            told["delay_s"] = flow.delay_s
+        self._board.write({f"pace/{name}": value for name, value in told.items()})
 
     def _look(self, now_s: float) -> Snapshot:
         # To the end: acting on half of what happened would do again what was done.

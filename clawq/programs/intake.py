@@ -46,6 +46,7 @@ class Intake:
         fragments: fragments committed by this process.
         payload_bytes: what they took in the streams.
         blocked: the limiter keeps staged fragments from being committed.
+        waiting: the last `commit` left something that could have been committed but for `most` or the limiter.
     """
 
     def __init__(
@@ -68,7 +69,12 @@ class Intake:
         self._lags: deque[int] = deque(maxlen=LAGS_AVERAGED)
         self.env_steps = 0
         self.fragments = self.payload_bytes = 0
-        self.blocked = False
+        self.blocked = self.waiting = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes that were read and are not committed."""
+        return sum(len(staged.entry.payload) for staged, _ in self._pending) + self._consumer.staged[1]
 
     def commit(self, most: int, version: int) -> int:
         """Commit up to `most` fragments; returns how many. Never waits.
@@ -103,6 +109,7 @@ class Intake:
             self._lags.append(version - staged.fragment.meta.weights_version)
             self._commit_one(staged, steps, version)
             done += 1
+        self.waiting = bool(self._pending) or self._consumer.staged[0] > 0
         return done
 
     def _take(self, most: int, timeout_s: float = 0.0) -> None:

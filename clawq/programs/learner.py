@@ -55,7 +55,7 @@ from clawq.replay.rebuild import ranges
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books
 from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, memory_left_bytes
-from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats
+from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats, PaceRecord
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher
@@ -182,6 +182,7 @@ def build(
         reader=reader,
         heartbeats=Heartbeats(data, keys),
         upkeep=Upkeep(reader, Readers(data, keys), partial(memory_bytes, data), budget, run.id),
+        pace=PaceRecord(data, keys, session.record.created_ms),
         archiver=archiver,
         books=Books(data, keys),
     )

@@ -23,7 +23,7 @@ from clawq.programs.upkeep import Upkeep
 from clawq.transport.archiver import Archiver, least
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
-from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats
+from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats, PaceRecord
 from clawq.transport.readers import StreamReader
 from clawq.transport.stream import parse_id
 from clawq.transport.weights import WeightsPublisher
@@ -65,6 +65,7 @@ class Wires:
     upkeep: Upkeep
     archiver: Archiver | None = None
     books: Books | None = None
+    pace: PaceRecord | None = None
 
 
 class Link:
@@ -88,6 +89,8 @@ class Link:
         self._sent: Outgoing | None = None
         self._control_due = True
         self._window_bytes = desired.window_bytes
+        #: The window that the coordinator asked for; None = the largest.
+        self._paced: int | None = None
         self._board: dict[str, float | str] = {}
         self._checkpointed: dict[str, str] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
@@ -146,6 +149,13 @@ class Link:
             self._desired = replace(self._desired, window_bytes=window_bytes)
             self._control_due = True
         self._wake.set()
+
+    @property
+    def window_bytes(self) -> int:
+        """The window that actors see: what the coordinator asked for, within what configuration and budget allow."""
+        with self._lock:
+            most = self._window_bytes
+            return most if self._paced is None else max(1, min(self._paced, most))
 
     def end_actors(self) -> None:
         """The run is over: actors end."""
@@ -222,6 +232,7 @@ class Link:
             self._restore()
         self._tell_shortened()
         self._fit_window()
+        self._follow_pace()
         self._send_control()
         self._send_weights()
         self._send_small()
@@ -297,6 +308,15 @@ class Link:
             self._control_due |= fits != self._window_bytes
             self._window_bytes = fits
 
+    def _follow_pace(self) -> None:
+        """Take over what this session's coordinator decided: it decides, we alone write, under our claim."""
+        if self._wires.pace is None:
+            return
+        paced = self._wires.pace.read()
+        with self._lock:
+            if paced != self._paced:
+                self._paced, self._control_due = paced, True
+
     def _send_control(self) -> None:
         with self._lock:
             due, desired = self._control_due, self._desired
@@ -305,7 +325,7 @@ class Link:
             return
         try:
             self._wires.control.write(
-                stop=desired.stop, window_bytes=self._window_bytes, config_epoch=desired.config_epoch
+                stop=desired.stop, window_bytes=self.window_bytes, config_epoch=desired.config_epoch
             )
         except TransportError:
             self._control_due = True
@@ -337,6 +357,7 @@ class Link:
             self._figures = {
                 **readers,
                 "unread_fragments": float(sum(reader.unread_entries().values())),
+                "unread_bytes": float(reader.unread_bytes()),
                 "stored_bytes": float(reader.stored_bytes()),
                 "shortened_streams": float(self._shortened),
                 "workers": float(len(beats)),

@@ -20,6 +20,7 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.errors import ActorFailed, ConfigError, RateLimitTimeout, RoundTimeout
 from clawq.programs import learning
+from clawq.programs.flow import FlowGauge
 from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
@@ -85,6 +86,7 @@ class Trainer:
         #: Keeps a configuration that was changed live (in the run folder, and where workers see it).
         self.keep_config: Callable[[RunConfig], None] = lambda config: None
         self._tuning = Tuning()
+        self._flow = FlowGauge(parts.intake, parts.consumer, parts.link)
         self._stop = threading.Event()
         self._published_updates = -1
         #: Spent share of the budget that updates are told, in 1/PROGRESS_STEPS: it changes rarely, to be recorded.
@@ -113,6 +115,7 @@ class Trainer:
             if not committed and not updated:
                 self._idle(time.monotonic())
             now_s = time.monotonic()
+            self._flow.look(now_s)
             if now_s - self._looked_s >= LOOK_INTERVAL_S:
                 self._looked_s = now_s
                 self._now_and_then(now_s)
@@ -227,6 +230,7 @@ class Trainer:
         updater = self.parts.updater
         self.version += 1
         self.parts.recorder.published(self.version)
+        self._flow.published(time.monotonic())
         learning.advance(self.parts, self.version)
         self._published_updates = updater.updates
         arrays = {name: tensor.numpy() for name, tensor in updater.algorithm.weights().items()}

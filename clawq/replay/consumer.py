@@ -112,6 +112,10 @@ class Consumer:
         """Of each slot what was trimmed before it was read; nothing of it for a required reader."""
         return self._staging.missed
 
+    def hold(self, most_bytes: int) -> None:
+        """Stage at most so many payload bytes from now on."""
+        self._staging.hold(most_bytes)
+
     @property
     def books(self) -> tuple[Counts, dict[str, Place]]:
         """Counts, and of each slot where reading stands in its stream, of one moment."""

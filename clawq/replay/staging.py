@@ -65,6 +65,13 @@ class Staging:
         self._closed = False
         self._failure: BaseException | None = None
 
+    def hold(self, most_bytes: int) -> None:
+        """Queue at most so many payload bytes from now on (one fragment is always let in)."""
+        if most_bytes != self._most_bytes:
+            with self._changed:
+                self._most_bytes = most_bytes
+                self._changed.notify_all()
+
     def wait_for_room(self, size_bytes: int, when_full: Callable[[], None]) -> bool:
         """Wait until `size_bytes` fit; False if the queue was closed. Calls `when_full` once before it waits."""
         with self._changed:

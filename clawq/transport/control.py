@@ -8,7 +8,7 @@ What it does not do: decide anything. Who is alive, what to start and when to st
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -247,11 +247,47 @@ class Board:
             with translated(self._client):
                 self._client.hset(self._key, mapping={name: json.dumps(value) for name, value in metrics.items()})
 
+    def pick(self, names: Sequence[str]) -> dict[str, float | str]:
+        """Those of these that are there."""
+        with translated(self._client):
+            raw = self._client.hmget(self._key, list(names))
+        return {name: json.loads(value) for name, value in zip(names, raw, strict=True) if value is not None}
+
     def read(self) -> dict[str, float | str]:
         """All numbers and texts by name."""
         with translated(self._client):
             raw = self._client.hgetall(self._key)
         return {name.decode(): json.loads(value) for name, value in raw.items()}
+
+
+class PaceRecord:
+    """What the coordinator decided about pace, handed to the learner, which alone writes the control record.
+
+    Fenced by the session: what the coordinator of another session of the run left here counts for nothing.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        session: of the learner; its record's `created_ms`.
+    """
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, session: int) -> None:
+        self._client: Any = client
+        self._key, self._session = keys.pace, session
+
+    def write(self, window_bytes: int) -> None:
+        """Decide the window."""
+        with translated(self._client):
+            self._client.hset(self._key, mapping={"session": self._session, "window_bytes": window_bytes})
+
+    def read(self) -> int | None:
+        """The window that this session's coordinator decided, None if it did not (yet)."""
+        with translated(self._client):
+            session, window_bytes = self._client.hmget(self._key, ("session", "window_bytes"))
+        try:
+            return max(1, int(window_bytes)) if int(session) == self._session else None
+        except (TypeError, ValueError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

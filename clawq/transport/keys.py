@@ -28,6 +28,7 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `dead_letter_counts` | hash   | reason -> count                  | number of reasons        | learner, people     |
 | `events`             | stream | kind, facts (JSON)               | ~10 000 entries          | anybody, learner    |
 | `metrics`            | hash   | name -> number or text (JSON)    | number of names          | learner, CLI        |
+| `pace`               | hash   | session, window that is decided  | 2 fields                 | coordinator, learner|
 | `heartbeats`         | hash   | worker -> JSON                   | pruned; TTL of the key   | workers, coordinator|
 
 Broker server (AOF)
@@ -177,6 +178,11 @@ class RunKeys:
     def metrics(self) -> str:
         """Hash: newest metrics for the screen."""
         return self.prefix + "metrics"
+
+    @property
+    def pace(self) -> str:
+        """Hash: the window that the coordinator of a session decided."""
+        return self.prefix + "pace"
 
     @property
     def heartbeats(self) -> str:

@@ -66,6 +66,8 @@ class DirectLink:
     def notify(self, kind: str, **facts: Any) -> None:
         """Nobody listens."""
 
+    window_bytes = STREAM_BYTES
+
     def take_events(self) -> list[Any]:
         """Nothing happens."""
         return []

@@ -32,6 +32,8 @@ def config() -> RunConfig:
 class Windows:
     """The link, as far as tuning needs it."""
 
+    stream_budget_bytes = 100_000_000
+
     def __init__(self) -> None:
         self.allowed: list[int] = []
 

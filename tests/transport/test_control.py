@@ -13,6 +13,7 @@ from clawq.transport.control import (
     Events,
     Heartbeat,
     Heartbeats,
+    PaceRecord,
     RunRecord,
     RunRegistry,
     delete_run,
@@ -152,3 +153,14 @@ def test_a_garbled_control_record_is_told_apart(
     data_client.hset(run_keys.control, mapping=bad)  # type: ignore[arg-type]
     with pytest.raises(TransportError, match="control record"):
         record.read()
+
+
+def test_a_pace_that_another_session_decided_counts_for_nothing(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    ours, theirs = PaceRecord(data_client, run_keys, 7), PaceRecord(data_client, run_keys, 8)
+    assert ours.read() is None
+    theirs.write(1000)
+    assert (ours.read(), theirs.read()) == (None, 1000)
+    ours.write(2000)
+    assert (ours.read(), theirs.read()) == (2000, None)
+    data_client.hset(run_keys.pace, "window_bytes", "nonsense")
+    assert ours.read() is None

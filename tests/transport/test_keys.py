@@ -28,6 +28,7 @@ def every_key(keys: RunKeys) -> dict[str, str]:
         "dead_letter_counts": keys.dead_letter_counts,
         "events": keys.events,
         "metrics": keys.metrics,
+        "pace": keys.pace,
         "heartbeats": keys.heartbeats,
     }
 
