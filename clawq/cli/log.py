@@ -16,6 +16,7 @@ SUBCOMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ls": ("clawq.cli.log_ls:ls", "List fragments: when, by whom, under which weights."),
         "show": ("clawq.cli.log_show:show", "Show one fragment: header, columns, episodes, what became of it."),
+        "dlq": ("clawq.cli.log_dlq:dlq", "Show what the learner refused, and why."),
         "export": ("clawq.cli.log_export:export", "Write episodes as HDF5 (Minari) or Parquet."),
         "ledger": ("clawq.cli.ledger:ledger", "Balance the books: what became of every fragment."),
         "quarantine": ("clawq.cli.quarantine:quarantine", "Never sample a worker's or an interval's experience again."),

@@ -19,14 +19,19 @@ _ID = re.compile(r"\d{1,19}-\d{1,19}")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def show(run: str, slot: str, fragment: str, as_json: bool) -> None:
     """Show one fragment of RUN: who made it, what its columns hold, where it is, what became of it."""
-    if not _ID.fullmatch(fragment):
-        raise click.UsageError(f"{fragment!r} is no id of a fragment; write EPOCH-SEQ as `clawq log ls` shows it")
-    epoch, seq = map(int, fragment.split("-"))
-    facts = _facts(run, slot, epoch, seq)
+    facts = _facts(run, slot, *parse_fragment(fragment))
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
         _print(facts)
+
+
+def parse_fragment(text: str) -> tuple[int, int]:
+    """`EPOCH-SEQ` as numbers; UsageError if it is none."""
+    if not _ID.fullmatch(text):
+        raise click.UsageError(f"{text!r} is no id of a fragment; write EPOCH-SEQ as `clawq log ls` shows it")
+    epoch, _, seq = text.partition("-")
+    return int(epoch), int(seq)
 
 
 def _facts(run: str, slot: str, epoch: int, seq: int) -> dict[str, Any]:

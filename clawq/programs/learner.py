@@ -55,7 +55,8 @@ from clawq.replay.rebuild import ranges
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books
 from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, memory_left_bytes
-from clawq.transport.control import Board, ControlRecord, DeadLetters, Events, Heartbeats, PaceRecord
+from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, PaceRecord
+from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher

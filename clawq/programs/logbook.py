@@ -83,7 +83,7 @@ def open_logbook(word: str) -> Logbook:
 
 def _has_streams(data: Any, keys: RunKeys) -> bool:
     with translated(data):
-        return bool(data.exists(keys.slots))
+        return bool(data.exists(keys.slots, keys.dead_letter_counts))
 
 
 # --- one fragment, told --------------------------------------------------------------------------------------------

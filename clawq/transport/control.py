@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from clawq.core import Control, Entry
+from clawq.core import Control
 from clawq.errors import TransportError
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
@@ -26,9 +26,6 @@ CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")
 WRITTEN_FIELDS = CONTROL_FIELDS[:4]
 #: Events kept per run (approximately).
 _EVENTS_KEPT = 10_000
-#: Dead letters kept per run (approximately), and how much of each entry.
-_DEAD_LETTERS_KEPT = 200
-_DEAD_LETTER_BYTES = 4096
 #: How long a finished run's control record still says stop, seconds.
 _TOMBSTONE_S = 600
 #: A worker that was silent for so long is forgotten.
@@ -357,36 +354,6 @@ def _heartbeat(text: bytes) -> Heartbeat | None:
 def _server_ms(client: Any) -> int:
     seconds, micros = client.time()
     return int(seconds) * 1000 + int(micros) // 1000
-
-
-class DeadLetters:
-    """Entries that a reader refused: the head of each of the newest few, and exact counts by reason."""
-
-    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
-        self._client: Any = client
-        self._stream, self._counts = keys.dead_letters, keys.dead_letter_counts
-
-    def append(self, entry: Entry, reason: str, detail: str = "") -> None:
-        """Keep the first 4 KiB of the entry under `reason` and count it."""
-        fields: Any = {
-            "slot": entry.slot,
-            "id": f"{entry.epoch}-{entry.seq}",
-            "reason": reason,
-            "detail": detail[:1000],
-            "size_bytes": len(entry.payload),
-            "head": bytes(entry.payload[:_DEAD_LETTER_BYTES]),
-        }
-        with translated(self._client):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.xadd(self._stream, fields, maxlen=_DEAD_LETTERS_KEPT, approximate=True)
-            pipe.hincrby(self._counts, reason, 1)
-            pipe.execute()
-
-    def counts(self) -> dict[str, int]:
-        """Reason -> how many were refused."""
-        with translated(self._client):
-            raw = self._client.hgetall(self._counts)
-        return {reason.decode(): int(count) for reason, count in raw.items()}
 
 
 def delete_run(client: redis.Redis, keys: RunKeys, claim: Claim | None = None) -> int:

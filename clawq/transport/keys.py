@@ -25,6 +25,7 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `versions`           | zset   | weights versions that are kept   | newest K and pinned      | learner, learner    |
 | `pins`               | hash   | tag -> weights version           | number of tags           | coordinator, learner|
 | `dead_letters`       | stream | head of an entry, size, reason   | ~200 entries of <= 4 KiB | learner, people     |
+| `dead_entries`       | stream | whole entries of dead letters    | 8 MB, newest ones        | learner, people     |
 | `dead_letter_counts` | hash   | reason -> count                  | number of reasons        | learner, people     |
 | `events`             | stream | kind, facts (JSON)               | ~10 000 entries          | anybody, learner    |
 | `metrics`            | hash   | name -> number or text (JSON)    | number of names          | learner, CLI        |
@@ -163,6 +164,11 @@ class RunKeys:
     def dead_letters(self) -> str:
         """Stream: entries that were refused, with the reason."""
         return self.prefix + "dead_letters"
+
+    @property
+    def dead_entries(self) -> str:
+        """Stream: the newest refused entries whole, under the ids of their dead letters."""
+        return self.prefix + "dead_entries"
 
     @property
     def dead_letter_counts(self) -> str:

@@ -1,4 +1,4 @@
-"""`clawq log ls | show | export` on a run with streams and an archive, and on what is left when Redis is gone."""
+"""`clawq log ls | show | dlq | export` on a run with streams and an archive, and on what is left when Redis is gone."""
 
 import itertools
 import json
@@ -16,10 +16,12 @@ from clawq.cli.main import run
 from clawq.config import RunConfig
 from clawq.core import Entry
 from clawq.programs.episode_hdf5 import read_hdf5
+from clawq.replay.validation import Examiner, Fault, FragmentCheck
 from clawq.testing.experience import SPEC, Chances, TrueSlot
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
-from clawq.transport.codec import encode
+from clawq.transport.codec import decode, encode
 from clawq.transport.control import RunRecord, RunRegistry
+from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from clawq.types import EpisodeSummary, Provenance
@@ -224,3 +226,92 @@ def test_an_export_of_what_the_log_does_not_hold_is_refused_and_leaves_nothing(
     status, _, err = clawq(*words, "--since", "2020-01-01")
     assert (status, "does not reach back to 2020-01-01" in err) == (2, True)
     assert not out.exists()
+
+
+@pytest.fixture
+def refused(demo: Demo) -> Demo:
+    """Three of the run's fragments were refused: a flipped bit, another wire version, another run's."""
+    letters = DeadLetters(demo.data, demo.keys)
+    good = demo.entries[-1]
+    flipped, version = bytearray(good.payload), bytearray(good.payload)
+    flipped[-20] ^= 1
+    version[4] ^= 0x40
+    foreign = decode(good.payload)
+    foreign = replace(foreign, meta=replace(foreign.meta, run="f" * 32, slot="x", seq=3))
+    examiner = Examiner(decode, FragmentCheck(SPEC, demo.keys.tag))
+    for seq, payload in enumerate((bytes(flipped), bytes(version), bytes(encode(foreign))), 1):
+        entry = Entry("x", 1000, seq, payload)
+        fault = examiner.examine(entry)
+        assert isinstance(fault, Fault)
+        letters.append(entry, fault.reason, fault.detail)
+    return demo
+
+
+def test_dead_letters_are_listed_with_their_reasons(refused: Demo, clawq: Call) -> None:
+    status, out, _ = clawq("log", "dlq", "ls", refused.id)
+    assert status == 0
+    rows = [line.split()[1:4] for line in out.splitlines()[1:4]]
+    assert rows == [["x", "1000-1", "corrupt"], ["x", "1000-2", "wire_version"], ["x", "1000-3", "run"]]
+    assert out.splitlines()[-1] == "refused: 1 corrupt, 1 run, 1 wire_version"
+    [row] = listed(clawq("log", "dlq", "ls", refused.id, "--reason", "run", "--json")[1])
+    assert row["header"]["worker"] == "worker-1"
+    assert f"this is run {refused.keys.tag}" in row["detail"]
+    status, out, _ = clawq("log", "dlq", "show", refused.id, "x", "1000-1")
+    assert "the checksum is wrong" in out
+    assert "whole" in out
+    status, _, err = clawq("log", "dlq", "show", refused.id, "x", "1000-9")
+    assert (status, "there is no dead letter of x 1000-9" in err) == (2, True)
+
+
+def test_a_bundle_reproduces_the_refusal_elsewhere(
+    refused: Demo, clawq: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = clawq("log", "dlq", "export", refused.id, "--out", "bundles")
+    assert (status, out) == (0, "3 of 3 dead letters: bundles\n")
+    facts = json.loads(Path("bundles/x-1000-2/letter.json").read_text())
+    assert (facts["reason"], facts["run"], facts["tag"]) == ("wire_version", refused.id, refused.keys.tag)
+    assert facts["spec"] == SPEC.to_json()
+    # Without any Redis, and by the command that stands in the bundle
+    monkeypatch.setenv("CLAWQ_DATA_URL", f"unix://{tmp_path}/absent")
+    monkeypatch.chdir("bundles")
+    for seq, reason in enumerate(("corrupt", "wire_version", "run"), 1):
+        command = json.loads(Path(f"x-1000-{seq}/letter.json").read_text())["command"].split()
+        status, out, _ = clawq(*command[1:])
+        assert status == 0
+        assert out.startswith(f"refused: {reason}: ")
+    # An entry that is fine by now is told, with another status
+    Path("x-1000-1/entry.bin").write_bytes(refused.entries[-1].payload)
+    facts = json.loads(Path("x-1000-1/letter.json").read_text())
+    Path("x-1000-1/letter.json").write_text(json.dumps({**facts, "slot": "w1-0", "id": "1000-20"}))
+    status, out, _ = clawq("log", "dlq", "check", "x-1000-1")
+    assert (status, out.startswith("not refused here; recorded: corrupt")) == (1, True)
+    Path("x-1000-1/letter.json").write_text("{}")
+    status, _, err = clawq("log", "dlq", "check", "x-1000-1")
+    assert (status, "letter.json cannot be used" in err) == (2, True)
+    assert clawq("log", "dlq", "check", "absent")[0] == 2
+
+
+def test_of_a_letter_without_its_bytes_there_is_no_bundle(refused: Demo, clawq: Call, tmp_path: Path) -> None:
+    for seq in range(10):
+        DeadLetters(refused.data, refused.keys).append(Entry("y", 1, seq, bytes(1_000_000)), "corrupt")
+    status, out, err = clawq("log", "dlq", "export", refused.id, "--out", str(tmp_path / "out"))
+    assert (status, out.startswith("11 of 13 dead letters")) == (1, True)
+    assert "of y 1-0 only the first 4096 of 1000000 bytes are kept" in err
+    status, _, err = clawq("log", "dlq", "export", refused.id, "y", "1-0", "--out", str(tmp_path / "one"))
+    assert (status, "only the first 4096" in err) == (2, True)
+    status, _, err = clawq("log", "dlq", "export", refused.id, "y", "1-9", "--out", str(tmp_path / "out"))
+    assert (status, "exists already" in err) == (2, True)
+
+
+def test_refused_entries_are_found_in_the_archive_when_redis_is_gone(demo: Demo, clawq: Call, tmp_path: Path) -> None:
+    writer = ArchiveWriter(demo.folder / "archive", demo.keys.tag, ArchiveLimits())
+    writer.append(Entry("x", 1, 1, demo.entries[0].payload))
+    writer.close()
+    demo.lose_redis()
+    status, out, _ = clawq("log", "dlq", "ls", str(demo.folder))
+    assert status == 0
+    assert out.splitlines()[-1] == "refused: 1 identity (found by examining the archive)"
+    status, _, _ = clawq("log", "dlq", "export", str(demo.folder), "x", "1-1", "--out", str(tmp_path / "one"))
+    assert status == 0
+    assert clawq("log", "dlq", "check", str(tmp_path / "one"))[0] == 0

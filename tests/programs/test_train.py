@@ -38,7 +38,8 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
 from clawq.transport.codec import encode
-from clawq.transport.control import DeadLetters, Events, RunRecord, delete_run
+from clawq.transport.control import Events, RunRecord, delete_run
+from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter

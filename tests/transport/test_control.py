@@ -1,15 +1,11 @@
-from typing import Any
-
 import pytest
 import redis
 
-from clawq.core import Entry
 from clawq.errors import TransportError
 from clawq.transport.client import connect
 from clawq.transport.control import (
     Board,
     ControlRecord,
-    DeadLetters,
     Events,
     Heartbeat,
     Heartbeats,
@@ -117,19 +113,6 @@ def test_garbled_heartbeats_are_not_workers(data_client: redis.Redis, run_keys: 
     data_client.hset(run_keys.heartbeats, mapping={"bad": "{", "worse": "{}"})
     beats.beat(Heartbeat("w", 1, 0, "h", 7))
     assert set(beats.read()) == {"w"}
-
-
-def test_dead_letters_keep_heads_and_exact_counts(data_client: Any, run_keys: RunKeys) -> None:
-    letters = DeadLetters(data_client, run_keys)
-    assert letters.counts() == {}
-    for seq in range(500):
-        letters.append(Entry("a", 1, seq, bytes(100_000)), "corrupt" if seq % 2 else "wire_version", "x" * 5000)
-    assert letters.counts() == {"corrupt": 250, "wire_version": 250}
-    assert data_client.xlen(run_keys.dead_letters) <= 300
-    assert data_client.memory_usage(run_keys.dead_letters) < 3_000_000
-    _, fields = data_client.xrevrange(run_keys.dead_letters, count=1)[0]
-    assert fields[b"id"] == b"1-499"
-    assert fields[b"size_bytes"] == b"100000"
 
 
 def test_deleting_a_run_leaves_nothing_of_it_and_touches_no_other(data_client: redis.Redis, run_keys: RunKeys) -> None:

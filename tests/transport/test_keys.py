@@ -25,6 +25,7 @@ def every_key(keys: RunKeys) -> dict[str, str]:
         "versions": keys.versions,
         "pins": keys.pins,
         "dead_letters": keys.dead_letters,
+        "dead_entries": keys.dead_entries,
         "dead_letter_counts": keys.dead_letter_counts,
         "events": keys.events,
         "metrics": keys.metrics,
