@@ -23,9 +23,11 @@ from clawq.errors import CheckpointNotWritten, ScheduleInvalid
 from clawq.programs.schedule import (
     BLOCK_BYTES,
     CHANGE_NAME,
+    FILE_BYTES,
     FORMAT,
     MAGIC,
     end_line,
+    older,
     read_base,
 )
 from clawq.types import Voided
@@ -50,9 +52,10 @@ class Recorder:
         self._lines: list[bytes] = []
         self._size = 0
         #: What was made and is not in the file; of the block that is being made the first `_handed` bytes are over.
-        self._waiting: deque[bytes] = deque()
+        #: (A number among it: a new file begins there, at that position.)
+        self._waiting: deque[bytes | int] = deque()
         self._handed = 0
-        self._position = 0
+        self._position = self._base = 0
         self._version = self._thousandths = 0
         self._updates = 0
         self._numbers: dict[tuple[str, int], int] = {}
@@ -73,6 +76,7 @@ class Recorder:
         self._position, self._version = max(0, position), int(facts.get("version", 0))
         try:
             if position == 0 or not self._cut(position):
+                older(self.path).unlink(missing_ok=True)
                 self._create(self._position)
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
@@ -82,8 +86,12 @@ class Recorder:
     def _cut(self, position: int) -> bool:
         """Cut the file off at a position; False, and the file put aside, if no block ends there."""
         try:
+            with self.path.open("rb") as file:
+                if position < read_base(self.path, file.readline()) and older(self.path).exists():
+                    # The checkpoint is older than this whole file.
+                    older(self.path).replace(self.path)
             with self.path.open("r+b") as file:
-                base = read_base(self.path, file.readline())
+                base = self._base = read_base(self.path, file.readline())
                 at = file.tell() + position - base
                 if position < base or (position > base and not _ends_block(file, at)):
                     raise ScheduleInvalid(f"{self.path}: no block ends at {position}")
@@ -96,8 +104,9 @@ class Recorder:
             return False
 
     def _create(self, base: int) -> None:
+        self._base = base
         partial = self.path.with_name(self.path.name + ".tmp")
-        partial.write_bytes(f"{MAGIC} {FORMAT} base={base}\n".encode())
+        partial.write_bytes(_first_line(base))
         partial.replace(self.path)
 
     def close(self) -> None:
@@ -194,6 +203,9 @@ class Recorder:
             ending = end_line(block)
             self._hand_over(block[self._handed :] + ending)
             self._position += len(block) + len(ending)
+            if self._position - self._base >= FILE_BYTES and not self._broken:
+                self._base = self._position
+                self._waiting.append(self._position)
         self._numbers.clear()
         self._seqs.clear()
         self._lines, self._size, self._handed = [], 0, 0
@@ -218,13 +230,11 @@ class Recorder:
 
     def sync(self) -> None:
         """Bring everything up to the last mark to the disk. Raises CheckpointNotWritten if it refuses."""
-        file = self._file
-        if file is None:
-            return
         try:
             with self._lock:
                 self._write()
-            os.fsync(file.fileno())
+                if self._file is not None:
+                    os.fsync(self._file.fileno())
         except OSError as error:
             raise self._unwritten(error) from error
 
@@ -233,6 +243,9 @@ class Recorder:
         while self._file is not None and self._waiting:
             chunk = self._waiting.popleft()
             try:
+                if isinstance(chunk, int):
+                    self._turn_over(chunk)
+                    continue
                 written = self._file.write(chunk)
             except OSError:
                 self._waiting.appendleft(chunk)
@@ -241,19 +254,36 @@ class Recorder:
                 self._waiting.appendleft(chunk[written:])
         self._refused = False
 
+    def _turn_over(self, base: int) -> None:
+        """Begin a new file at that position; the old one is kept, and the one before it goes."""
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        if self.path.exists():
+            self.path.replace(older(self.path))
+        partial = self.path.with_name(self.path.name + ".tmp")
+        partial.write_bytes(_first_line(base))
+        new = partial.open("ab", buffering=0)
+        partial.replace(self.path)
+        self._file.close()
+        self._file = new
+
     def _hand_over(self, made: bytes) -> None:
         """Leave bytes for whichever thread writes next."""
         if self._broken:
             return
         if made:
             self._waiting.append(made)
-        if self._refused and sum(map(len, self._waiting)) > MOST_WAITING_BYTES:
+        if self._refused and sum(len(one) for one in self._waiting if isinstance(one, bytes)) > MOST_WAITING_BYTES:
             log.error("%s could not be written for too long; nothing is recorded any more", self.path)
             self._broken = True
             self._waiting.clear()
 
     def _unwritten(self, error: OSError) -> CheckpointNotWritten:
         return CheckpointNotWritten(f"{self.path} was not written: {error.strerror or error}")
+
+
+def _first_line(base: int) -> bytes:
+    return b"%s %d base=%d\n" % (MAGIC.encode(), FORMAT, base)
 
 
 def _json(facts: Mapping[str, Any]) -> bytes:

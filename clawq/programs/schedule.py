@@ -18,7 +18,8 @@ line, in blocks that end with their size and CRC-32:
 
 Every block tells version, progress and slots anew, so reading may begin at any block; a checkpoint holds the position
 at which one begins. `clawq.programs.recorder` writes it. About 4 to 8 bytes for each fragment and as many for the
-updates after it: 0.4 MB an hour at 10 fragments a second, 8 MB at 200. No torch here.
+updates after it: 0.4 MB an hour at 10 fragments a second, 8 MB at 200. Of a very long run the beginning goes: what is
+older lies in `schedule.1.log`, and each of the two is at most FILE_BYTES large. No torch here.
 """
 
 import json
@@ -34,6 +35,8 @@ from clawq.types import Voided
 
 #: Name of the file in the run folder.
 SCHEDULE_FILE = "schedule.log"
+#: Bytes after which a file gives way to a new one.
+FILE_BYTES = 64_000_000
 MAGIC, FORMAT = "clawq-schedule", 1
 #: Progress is counted in steps of 1/this: a value that changes rarely can be recorded.
 PROGRESS_STEPS = 1000
@@ -121,6 +124,11 @@ class LiveChange:
 Record = SessionBegun | FragmentCommitted | RowsVoided | UpdatesTried | WeightsPublished | LiveChange
 
 
+def older(path: Path) -> Path:
+    """The file with what came before."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
+
+
 def read_schedule(path: Path, since: int = 0) -> Iterator[Record]:
     """The records of a schedule, lazily.
 
@@ -142,19 +150,32 @@ def read_positions(path: Path, since: int = 0) -> Iterator[tuple[int, Record]]:
 
     Replaying may begin at such a position; so may a checkpoint be looked up by it.
     """
+    before = older(path)
+    state = _State()
     try:
+        files = [path]
         with path.open("rb") as file:
             base = read_base(path, file.readline())
-            if since < base and since != 0:
-                raise ScheduleInvalid(f"{path}: position {since} is asked for, but it begins at {base}")
-            start = file.tell()
-            file.seek(max(0, since - base), 1)
-            state = _State()
-            for offset, lines, whole in _blocks(path, file):
-                state.begin_block()
-                yield from ((base + offset - start, record) for record in _parsed(path, state, lines, whole))
+        if since < base and before.exists():
+            with before.open("rb") as file:
+                base = read_base(before, file.readline())
+            files.insert(0, before)
+        if since < base and since != 0:
+            raise ScheduleInvalid(f"{path}: position {since} is asked for, but it begins at {base}")
+        for one in files:
+            yield from _read_file(one, state, since if one == files[0] else 0)
     except OSError as error:
         raise ScheduleInvalid(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read_file(path: Path, state: "_State", since: int) -> Iterator[tuple[int, Record]]:
+    with path.open("rb") as file:
+        base = read_base(path, file.readline())
+        start = file.tell()
+        file.seek(max(0, since - base), 1)
+        for offset, lines, whole in _blocks(path, file):
+            state.begin_block()
+            yield from ((base + offset - start, record) for record in _parsed(path, state, lines, whole))
 
 
 def read_base(path: Path, line: bytes) -> int:

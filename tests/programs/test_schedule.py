@@ -20,11 +20,15 @@ from clawq.programs.schedule import (
     SessionBegun,
     UpdatesTried,
     WeightsPublished,
+    older,
+    read_base,
     read_positions,
     read_schedule,
 )
 from clawq.types import Voided
 
+#: What `random_life` of 50 things may take, at the most.
+LARGEST_LIFE_BYTES = 6000
 SESSION = {"n": 1, "version": 0, "torch": "2.9"}
 
 
@@ -59,7 +63,7 @@ def random_life(rng: random.Random, recorder: Recorder, length: int) -> list[Rec
     """Record things at random; what a reader must find."""
     told: list[Record] = []
     seqs: dict[tuple[str, int], int] = {}
-    version, thousandths = 0, 0
+    version, thousandths = recorder._version, recorder._thousandths
     for _ in range(length):
         kind = rng.choice(["f", "f", "f", "u", "u", "w", "p", "change", "flush", "mark"])
         if kind == "f":
@@ -278,6 +282,38 @@ def test_an_hour_at_ten_fragments_a_second_takes_less_than_half_a_megabyte(path:
                 recorder.updated(second * 1000 // 3600)
     recorder.close()
     assert path.stat().st_size < 500_000
+
+
+def test_of_a_very_long_run_the_newest_part_is_kept_in_two_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FILE_BYTES", 2000)
+    monkeypatch.setattr(recorder_module, "BLOCK_BYTES", 300)
+    recorder, told, positions, rng = begun(path), [], [], random.Random(0)
+    for _ in range(40):
+        told += random_life(rng, recorder, 50)
+        positions.append((recorder.mark(), len(told)))
+        if rng.random() < 0.3:
+            recorder.sync()
+    recorder.close()
+    files = {one.name: one.stat().st_size for one in path.parent.iterdir()}
+    assert sorted(files) == ["schedule.1.log", "schedule.log"]
+    assert max(files.values()) < 2000 + LARGEST_LIFE_BYTES
+    # What there is, is the end of what was recorded, across the two files.
+    found = merged(list(read_schedule(path)))
+    assert len(found) > 60
+    assert found[-60:] == merged(told)[-60:]
+    # A resumed learner may go back behind the turn of the file.
+    with path.open("rb") as file:
+        base = read_base(path, file.readline())
+    behind, count = max((at, count) for at, count in positions if at < base)
+    second = begun(path, behind, n=2, version=7)
+    second.committed("z", 1, 1, 7)
+    second.close()
+    assert not older(path).exists()
+    found = list(read_schedule(path))
+    assert found[-1] == FragmentCommitted("z", 1, 1, 7)
+    kept = merged([one for one in found[:-2] if not isinstance(one, WeightsPublished)])
+    before = merged([one for one in told[:count] if not isinstance(one, WeightsPublished)])
+    assert kept[-30:] == before[-30:]
 
 
 def test_short_or_odd_words_cannot_name_a_live_change(path: Path) -> None:
