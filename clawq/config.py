@@ -144,6 +144,20 @@ class Hindsight(Section):
     k: Positive = 4
 
 
+class Demonstrations(Section):
+    """Episodes from a file, of which every batch has a share beside the run's own experience (RLPD, Ball et al. 2023).
+
+    Attributes:
+        path: HDF5 file or Minari dataset, read where the learner starts.
+        share: of each batch; rounded to whole rows, at least one of either kind.
+        format: `auto` or `hdf5`.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    format: Literal["auto", "hdf5"] = "auto"
+
+
 class Replay(Section):
     """The replay ring and what is sampled from it.
 
@@ -154,6 +168,7 @@ class Replay(Section):
         fifo: options of that sampler.
         sequence: options of that sampler.
         hindsight: goals that were reached are learned from too; null = off.
+        demonstrations: episodes that batches are mixed with; null = none.
         batch_size: transitions (or sequences) of one update, B.
         n_step: n of n-step returns.
         gamma: discount of one env step.
@@ -166,17 +181,31 @@ class Replay(Section):
     fifo: Fifo = Fifo()
     sequence: Sequence = Sequence()
     hindsight: Hindsight | None = None
+    demonstrations: Demonstrations | None = None
     batch_size: Positive = 256
     n_step: Annotated[int, Field(ge=1, le=100)] = 1
     gamma: Fraction = 0.99
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
 
     @property
+    def demonstrated(self) -> int:
+        """Rows of each batch that are demonstrations."""
+        if self.demonstrations is None:
+            return 0
+        # Half up, unlike `round`: of 5 rows a share of one half is 3.
+        return min(max(int(self.batch_size * self.demonstrations.share + 0.5), 1), self.batch_size - 1)
+
+    @property
+    def drawn(self) -> int:
+        """Rows (or sequences) of each batch that are the run's own experience."""
+        return self.batch_size - self.demonstrated
+
+    @property
     def transitions(self) -> int:
-        """Transitions that one update learns from; a sequence counts as a whole one, however short it is."""
+        """Transitions of the run's own that one update learns from; a sequence counts as whole, however short it is."""
         if self.sampler == "sequence":
-            return self.batch_size * (self.sequence.length - self.sequence.burn_in)
-        return self.batch_size
+            return self.drawn * (self.sequence.length - self.sequence.burn_in)
+        return self.drawn
 
 
 class RateLimit(Section):

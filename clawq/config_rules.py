@@ -198,6 +198,18 @@ def _sequence(replay: Replay) -> Iterator[str]:
         )
 
 
+def _demonstrations(replay: Replay) -> Iterator[str]:
+    if replay.demonstrations is None:
+        return
+    if replay.sampler in ("fifo", "sequence"):
+        yield (
+            f"replay.demonstrations: cannot be used with sampler: {replay.sampler}; demonstrations are off-policy "
+            "transitions. Choose uniform or prioritized, or leave demonstrations out"
+        )
+    if replay.batch_size < 2:
+        yield "replay.batch_size: 1 leaves no room for demonstrations beside the run's own experience"
+
+
 def _hindsight(replay: Replay) -> Iterator[str]:
     if replay.hindsight is not None and replay.sampler in ("fifo", "sequence"):
         yield (
@@ -262,6 +274,7 @@ RULES = (
     Rule(("replay", "rate_limit"), _fifo),
     Rule(("replay",), _sequence),
     Rule(("replay",), _hindsight),
+    Rule(("replay",), _demonstrations),
     Rule(("budget", "evaluation"), _targets),
     Rule(("redis",), _urls),
     Rule(("redis",), _memory),

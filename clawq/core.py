@@ -128,8 +128,9 @@ class Batch:
         discount: float32 [B], γ^k·(1 − terminated) with k the steps really taken.
         next_obs: key -> [B, ...], the observation to bootstrap from.
         importance_weight: float32 [B], 1 for uniform sampling.
-        row: int64 [B], absolute ring rows (for priorities).
-        weights_version: int64 [B], the version under which each row was made (for policy lag).
+        row: int64 [B], absolute rows of the ring (of demonstrations: of theirs), for priorities.
+        weights_version: int64 [B], the version under which each row was made (for policy lag); of demonstrations a
+            number that no learner reaches.
         extras: stored per-step policy outputs.
         made_by: `weights_version` on the host, int64 numpy [B]: asking for it waits for no GPU; None = not there.
     """

@@ -341,6 +341,8 @@ def test_an_override_sets_its_key_or_says_why_not(tree: dict[str, object], path:
         ({"sampler": "sequence", "n_step": 3}, {}, "n_step: 3 means nothing with sampler: sequence"),
         ({"sampler": "fifo", "hindsight": {}}, {}, "hindsight: cannot be used with sampler: fifo"),
         ({"sampler": "sequence", "hindsight": {}}, {}, "hindsight: cannot be used with sampler: sequence"),
+        ({"sampler": "sequence", "demonstrations": {"path": "x"}}, {}, "demonstrations: cannot be used with sampler"),
+        ({"batch_size": 1, "demonstrations": {"path": "x"}}, {}, "batch_size: 1 leaves no room for demonstrations"),
     ],
 )
 def test_ways_of_sampling_that_cannot_work_are_refused(

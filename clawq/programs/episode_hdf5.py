@@ -27,6 +27,8 @@ from clawq.types import Array, FloatArray, FragmentMeta, Provenance
 MINARI_VERSION = "0.5.0"
 #: Endings of a single HDF5 file.
 HDF5_SUFFIXES = (".hdf5", ".h5")
+#: How far outside its bounds an action may lie, in ranges: rounding.
+BOUND_SLACK = 1e-4
 _ATTRIBUTES = ("slot", "epoch", "seq", "worker", "seed")
 
 
@@ -154,11 +156,11 @@ def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:
     try:
         rewards = np.asarray(group["rewards"], np.float32)
         observations, infos = group["observations"], group.get("infos", {})
-        obs = {key: np.asarray(_leaf(observations, key, spec)) for key in spec.obs}
+        obs = {key: _of_kind(np.asarray(_leaf(observations, key, spec)), key, spec) for key in spec.obs}
         if "policy_action" in infos:
             action = np.asarray(infos["policy_action"], np.float32)
         else:
-            action = to_policy(np.asarray(group["actions"], np.float32), spec)
+            action = to_policy(_within_bounds(np.asarray(group["actions"], np.float32), spec), spec)
         terminated = np.asarray(group["terminations"], np.bool_)
         truncated = np.asarray(group["truncations"], np.bool_)
         version = infos.get("weights_version")
@@ -203,6 +205,30 @@ def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:
         ended=ended,
         success=float(attrs.get("success", float("nan"))),
     )
+
+
+def _of_kind(array: Array, key: str, spec: EnvSpec) -> Array:
+    """The array, if it can be had in the spec's dtype without changing its meaning; ValueError otherwise."""
+    wanted = spec.obs[key].dtype
+    if array.dtype != wanted and not (wanted == "float32" and array.dtype.kind in "fiu"):
+        raise ValueError(f"observations/{key} is {array.dtype}; {spec.name} needs {wanted}")
+    return array
+
+
+def _within_bounds(action: FloatArray, spec: EnvSpec) -> FloatArray:
+    """Env actions [L, A], if they are inside the env's bounds (but for rounding); ValueError otherwise."""
+    low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
+    if action.ndim != 2 or action.shape[1] != spec.action.size:
+        raise ValueError(f"actions has shape {list(action.shape)}; {spec.name} takes {spec.action.size} numbers a step")
+    slack = BOUND_SLACK * (high - low)
+    outside = np.argwhere((action < low - slack) | (action > high + slack))
+    if len(outside):
+        t, place = outside[0].tolist()
+        raise ValueError(
+            f"actions of step {t} has {action[t, place]:g} at place {place}, outside of {spec.name}'s "
+            f"[{low[place]:g}, {high[place]:g}]"
+        )
+    return action
 
 
 def _leaf(observations: Any, key: str, spec: EnvSpec) -> Any:

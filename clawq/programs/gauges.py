@@ -50,6 +50,7 @@ class Gauges:
         parts = self._parts
         numbers = {**self._progress(version), **self._books(failures)}
         numbers |= parts.sampler.metrics() | parts.quarantine.metrics()
+        numbers |= {} if parts.demonstrations is None else parts.demonstrations.metrics()
         numbers |= parts.tempo.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         numbers |= parts.ageing.metrics()

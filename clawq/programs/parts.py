@@ -16,6 +16,7 @@ from clawq.core import OFF_POLICY, AlgorithmPlugin, Entry, FragmentSource, GoalR
 from clawq.errors import UserError
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.demonstrations import Demonstrations, load_demonstrations
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
 from clawq.programs.quarantine import QUARANTINE_FILE, Quarantine
@@ -29,6 +30,7 @@ from clawq.replay.batches import Batches, Gathers
 from clawq.replay.consumer import Consumer
 from clawq.replay.fifo import FifoSampler
 from clawq.replay.hindsight import Hindsight
+from clawq.replay.mixed import Draws, Mixed
 from clawq.replay.nstep import Gatherer
 from clawq.replay.prioritized import PrioritizedSampler, Schedule
 from clawq.replay.rate_limiter import Unlimited, make_limiter
@@ -73,7 +75,8 @@ class Parts:
     consumer: Consumer
     ring: ReplayRing
     sampler: Sampler
-    batches: Batches
+    batches: Draws
+    demonstrations: Demonstrations | None
     limiter: Unlimited
     ageing: Ageing
     intake: Intake
@@ -119,6 +122,10 @@ def make_parts(
             f"replay.sampler: {replay.sampler} needs TD errors, which the algorithm {config.algorithm.name} does not "
             "have; choose sampler: uniform"
         )
+    # Of sequences even one batch is large.
+    most = 1 if replay.sampler == "sequence" else None
+    own = Batches(ring, sampler, replay.drawn, make_gatherer(config, ring, generator), most)
+    demonstrations = make_demonstrations(run, device)
     rule = staleness_rule(config)
     consumer = Consumer(
         outside.source,
@@ -141,14 +148,8 @@ def make_parts(
         consumer=consumer,
         ring=ring,
         sampler=sampler,
-        batches=Batches(
-            ring,
-            sampler,
-            replay.batch_size,
-            make_gatherer(config, ring, generator),
-            # Of sequences even one batch is large.
-            most=1 if replay.sampler == "sequence" else None,
-        ),
+        batches=own if demonstrations is None else Mixed(own, demonstrations.batches),
+        demonstrations=demonstrations,
         limiter=limiter,
         ageing=Ageing(ring, limiter, rule),
         intake=intake,
@@ -236,7 +237,15 @@ def make_gatherer(config: RunConfig, ring: ReplayRing, generator: torch.Generato
         sequences = Sequences(wanted.length, wanted.burn_in, replay.gamma, replay.reward_scale)
         return lambda: SequenceGatherer(ring, sequences)
     hindsight = make_hindsight(config, ring, generator)
-    return lambda: Gatherer(ring, replay.batch_size, returns_of(replay), hindsight)
+    return lambda: Gatherer(ring, replay.drawn, returns_of(replay), hindsight)
+
+
+def make_demonstrations(run: Run, device: str) -> Demonstrations | None:
+    """The demonstrations that the configuration names, read and checked."""
+    replay = run.config.replay
+    if replay.demonstrations is None:
+        return None
+    return load_demonstrations(replay, run.spec, returns_of(replay), device, run.config.seed + 1)
 
 
 def make_hindsight(config: RunConfig, ring: ReplayRing, generator: torch.Generator) -> Hindsight | None:

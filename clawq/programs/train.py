@@ -122,7 +122,7 @@ class Trainer:
 
     def _update_once(self) -> bool:
         parts, replay = self.parts, self.parts.config.replay
-        if not parts.limiter.can_sample(replay.transitions) or not parts.sampler.ready(replay.batch_size):
+        if not parts.limiter.can_sample(replay.transitions) or not parts.sampler.ready(replay.drawn):
             return False
         parts.recorder.updated(self._thousandths)
         learning.update(parts, self._thousandths / PROGRESS_STEPS, self.version)
@@ -349,6 +349,7 @@ class Trainer:
             "algorithm": parts.updater.algorithm.state_dict(),
             "limiter": parts.limiter.state_dict(),
             "sampler": parts.sampler.state_dict(),
+            "demonstrations": None if parts.demonstrations is None else parts.demonstrations.state_dict(),
             "consumer": parts.consumer.state_dict(),
             "ring": ring_state(parts.ring),
             "staleness": parts.ageing.state_dict(),
@@ -372,6 +373,9 @@ class Trainer:
         parts.updater.algorithm.load_state_dict(state["algorithm"])
         parts.limiter.load_state_dict(state["limiter"])
         parts.sampler.load_state_dict(state["sampler"])
+        # A run may get demonstrations, or lose them, when it is resumed.
+        if parts.demonstrations is not None and state.get("demonstrations") is not None:
+            parts.demonstrations.load_state_dict(state["demonstrations"])
         parts.ageing.load_state_dict(state.get("staleness", {}))
         parts.tempo.load_state_dict(state.get("rounds", {}))
         self.version = max(int(state["version"]), head)
@@ -392,6 +396,8 @@ class Trainer:
         """
         self.sessions += 1
         told = {"n": self.sessions, "updates": self.parts.updater.updates, "version": self.version, **facts}
+        if self.parts.demonstrations is not None:
+            told["demonstrations"] = self.parts.demonstrations.digest
         self.parts.recorder.begin(told, self._schedule_position)
         self.parts.quarantine.record()
 

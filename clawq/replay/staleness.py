@@ -21,6 +21,7 @@ import torch
 
 from clawq.core import Batch
 from clawq.errors import ConfigError
+from clawq.replay.mixed import DEMONSTRATED
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import VERSION, ReplayRing
 from clawq.types import Array, FloatArray, Metrics
@@ -141,7 +142,8 @@ class Ageing:
             return batch
         lags = np.maximum(version - versions, 0)
         hard = self._rule.hard
-        self._lags.note(lags, 0 if hard is None else int(np.count_nonzero(lags > hard)))
+        own = lags[versions != DEMONSTRATED]
+        self._lags.note(own, 0 if hard is None else int(np.count_nonzero(own > hard)))
         factors = self._rule.factors(lags)
         if factors is None:
             return batch

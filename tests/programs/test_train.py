@@ -20,15 +20,17 @@ from books import assert_ledger_balances
 from checked import checked
 
 from clawq.algorithms.td3_learner import Td3
-from clawq.config import Fifo, Hindsight, RunConfig, Sequence
+from clawq.config import Demonstrations, Fifo, Hindsight, RunConfig, Sequence
 from clawq.core import Entry
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs import learner, learning, quarantine
 from clawq.programs.audit import audit, audit_live
 from clawq.programs.checkpoint import read_header
+from clawq.programs.episode_hdf5 import Hdf5Writer
+from clawq.programs.episodes import stitch
 from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, make_folders
-from clawq.programs.schedule import SCHEDULE_FILE, read_schedule
+from clawq.programs.schedule import SCHEDULE_FILE, SessionBegun, read_schedule
 from clawq.programs.session import Session
 from clawq.programs.train import CHECKPOINT_SHARE, Trainer
 from clawq.replay.prioritized import PrioritizedSampler
@@ -737,7 +739,7 @@ def rows_of(ring: ReplayRing) -> dict[str, bytes]:
 
 
 def snapshotted(desk: Desk) -> tuple[Trainer, int]:
-    """A trainer killed after two checkpoints with snapshots, its streams gone; and the size of the ring at the first."""
+    """A trainer killed after two checkpoints with snapshots, its streams gone; and its size at the first."""
     raw = desk.session.run.config.learner.model_dump()
     desk.change(learner={**raw, "snapshot": "always"})
     a = desk.slot("a", 1)
@@ -789,3 +791,54 @@ def test_a_checkpoint_whose_snapshot_is_gone_gives_way_to_the_one_before_it(desk
     assert any("cannot be used" in line and name in line for line in desk.said)
     assert second.parts.ring.size == before
     assert second.parts.ring.check_valid() == (True, "")
+
+
+# --- demonstrations --------------------------------------------------------------------------------------------------
+
+
+def shown_to(path: Path, fragments: int = 6, seed: int = 9) -> set[int]:
+    """Write demonstrations whose ids are above 10 000; the ids."""
+    slot = TrueSlot("d", ENVS, np.random.default_rng(seed), count(10_000), chances=Chances(0.1, 0.0))
+    made = [slot.fragment(STEPS)[0] for _ in range(fragments)]
+    with Hdf5Writer(path, SPEC) as writer:
+        for episode in stitch(made):
+            writer.write(episode)
+    return {int(one) for fragment in made for one in fragment.obs["state"][:-1][..., 0].reshape(-1)}
+
+
+@pytest.mark.usefixtures("watching_plugins")
+def test_demonstrations_are_half_of_every_batch_and_no_env_steps_of_the_run(desk: Desk, tmp_path: Path) -> None:
+    path = tmp_path / "shown.hdf5"
+    demonstrated = shown_to(path)
+    desk.change(algorithm={"name": "watching-uniform"})
+    desk.configure(demonstrations=Demonstrations(path=str(path)))
+    a = desk.slot("a", 1)
+    a.send(6)
+    first = desk.trainer()
+    desk.train(first, entries=6, updates=5)
+    desk.train_on(first)
+    parts = first.parts
+    algorithm = parts.updater.algorithm
+    assert isinstance(algorithm, watching.Watching)
+    for ids, _ in algorithm.seen:
+        assert set(ids[:8].tolist()) <= set(valid_ids(a))
+        assert set(ids[8:].tolist()) <= demonstrated
+    numbers = first.numbers()
+    assert (numbers["demonstrations/env_steps"], numbers["demonstrations/rows"]) == (len(demonstrated), 8)
+    # They are counted nowhere else: budget, limiter, normaliser, ring
+    assert numbers["env_steps"] == parts.ring.size == algorithm.observed == parts.limiter.inserts == len(valid_ids(a))
+    assert parts.limiter.samples == 8 * parts.updater.updates
+    low, _ = parts.limiter.bounds
+    assert low <= parts.limiter.error < low + 8
+    # A resumed learner reads them again, and goes on drawing where it was
+    first.checkpoint(wait=True)
+    assert parts.demonstrations is not None
+    state = parts.demonstrations.state_dict()
+    desk.abandon(first)
+    second = desk.trainer(resume=True)
+    assert second.parts.demonstrations is not None
+    assert torch.equal(second.parts.demonstrations.state_dict()["sampler"]["generator"], state["sampler"]["generator"])
+    begun = [one for one in read_schedule(desk.session.run.folder / SCHEDULE_FILE) if isinstance(one, SessionBegun)]
+    assert begun[-1].facts["demonstrations"] == state["digest"]
+    with pytest.raises(CheckpointInvalid, match="the file is not the one with which this run was trained"):
+        second.parts.demonstrations.load_state_dict({**state, "digest": "another"})

@@ -59,12 +59,14 @@ class WatchingPlugin:
 
 
 on_policy, recurrent = WatchingPlugin("fifo"), WatchingPlugin("sequence")
+off_policy = WatchingPlugin("uniform")
 
 
 def install(folder: Path) -> None:
-    """Make `watching-fifo` and `watching-sequence` installed plugins; `folder` must be on the path."""
+    """Make `watching-fifo`, `-sequence` and `-uniform` installed plugins; `folder` must be on the path."""
     metadata = folder / "watching-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: watching\nVersion: 1.0\n")
-    lines = ("[clawq.algorithms]", "watching-fifo = watching:on_policy", "watching-sequence = watching:recurrent")
+    names = {"fifo": "on_policy", "sequence": "recurrent", "uniform": "off_policy"}
+    lines = ["[clawq.algorithms]", *(f"watching-{name} = watching:{place}" for name, place in names.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
