@@ -93,7 +93,7 @@ def random_life(rng: random.Random, recorder: Recorder, length: int) -> list[Rec
     return told
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_was_recorded_is_read_in_its_order(path: Path, seed: int) -> None:
     recorder = begun(path)
     told = random_life(random.Random(seed), recorder, 3000)
@@ -313,7 +313,8 @@ def test_of_a_very_long_run_the_newest_part_is_kept_in_two_files(path: Path, mon
     assert found[-1] == FragmentCommitted("z", 1, 1, 7)
     kept = merged([one for one in found[:-2] if not isinstance(one, WeightsPublished)])
     before = merged([one for one in told[:count] if not isinstance(one, WeightsPublished)])
-    assert kept[-30:] == before[-30:]
+    assert len(kept) > 10
+    assert kept[1:] == before[1 - len(kept) :]
 
 
 def test_short_or_odd_words_cannot_name_a_live_change(path: Path) -> None:
