@@ -17,7 +17,6 @@ from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from clawq.types import FragmentMeta
 
-Eventually = Callable[..., None]
 QUICK = (
     "evaluation.interval_s=null",
     "evaluation.final_episodes=2",
@@ -31,8 +30,8 @@ QUICK = (
 class Pool:
     """Servers, and learners of runs with two seats, each with a worker of its own."""
 
-    def __init__(self, servers: EmbeddedRedis, home: Clawq) -> None:
-        self.home = home
+    def __init__(self, servers: EmbeddedRedis, home: Clawq, eventually: Callable[..., None]) -> None:
+        self.home, self._eventually = home, eventually
         self.data: Any = connect(servers.data_url)
         self.registry = RunRegistry(connect(servers.broker_url))
         self.workers: list[Command] = []
@@ -53,6 +52,15 @@ class Pool:
         values = [line[name] for line in self.home.metrics(run) if line.get(name) is not None]
         return float(values[-1]) if values else 0.0
 
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for it, on a machine however busy; fails with what all said."""
+        try:
+            self._eventually(condition, what, 150.0)
+        except AssertionError as error:
+            said = [command.output[-3000:] for command in self.home.started]
+            logs = [self.home.logs(folder.name) for folder in self.home.runs.glob("*")]
+            raise AssertionError("\n".join([str(error), *said, *logs])) from None
+
     def actors(self) -> list[psutil.Process]:
         return [p for worker in self.workers for p in worker.tree() if "clawq.programs.actor" in p.cmdline()]
 
@@ -62,10 +70,10 @@ class Pool:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
+def pool(tmp_path: Path, eventually: Callable[..., None]) -> Iterator[Pool]:
     servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
     home = Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url)
-    pool = Pool(servers, home)
+    pool = Pool(servers, home, eventually)
     yield pool
     home.close()
     pool.data.close()
@@ -75,9 +83,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("lag", [0, 1])
-def test_two_runs_of_one_seed_end_bit_for_bit_alike_though_they_disturb_each_other(
-    pool: Pool, eventually: Eventually, lag: int
-) -> None:
+def test_two_runs_of_one_seed_end_bit_for_bit_alike_though_they_disturb_each_other(pool: Pool, lag: int) -> None:
     # Given two runs at once, one of them with slower envs, shorter leases and an actor that stands by
     common = (f"sync.deterministic_lag={lag}", "budget={env_steps: 2880}", "seed=7")
     other = ("environment.options.step_s=0.001", "actors.lease_s=0.5")
@@ -86,10 +92,9 @@ def test_two_runs_of_one_seed_end_bit_for_bit_alike_though_they_disturb_each_oth
         pool.learner("r2", *common, *other, slots=3),
     ]
     weights = [pool.home.runs / run / "weights" / "final.safetensors" for run in ("r1", "r2")]
-    eventually(
+    pool.wait(
         lambda: all(file.exists() for file in weights) or any(one.status for one in learners),
         "the final weights of both",
-        300,
     )
     for learner, run in zip(learners, ("r1", "r2"), strict=True):
         assert learner.status in (None, 0), learner.output + pool.home.logs(run)
@@ -101,13 +106,11 @@ def test_two_runs_of_one_seed_end_bit_for_bit_alike_though_they_disturb_each_oth
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_actor_killed_in_a_round_is_done_without_and_takes_part_again_under_a_new_seed(
-    pool: Pool, eventually: Eventually
-) -> None:
+def test_an_actor_killed_in_a_round_is_done_without_and_takes_part_again_under_a_new_seed(pool: Pool) -> None:
     # Given whole rounds, slow enough to be met in their midst
     more = ("environment.options.step_s=0.01", "budget={}", "sync.deadline_s=1", "sync.quorum=0.5")
     learner = pool.learner("r1", *more, "learner.checkpoint_interval_s=1")
-    eventually(lambda: pool.number("r1", "rounds") >= 3, "rounds", 60)
+    pool.wait(lambda: pool.number("r1", "rounds") >= 3, "rounds")
     epochs = {seat: pool.sent("r1", seat)[-1].epoch for seat in ("seat-000", "seat-001")}
 
     def whole() -> float:
@@ -120,15 +123,15 @@ def test_an_actor_killed_in_a_round_is_done_without_and_takes_part_again_under_a
     short = pool.number("r1", "short_rounds")
     pool.actors()[0].kill()
     # Then rounds go on without it; it is told, and status says who is missing
-    eventually(lambda: pool.number("r1", "short_rounds") > short, "a round without it", 30)
+    pool.wait(lambda: pool.number("r1", "short_rounds") > short, "a round without it")
     assert "goes on without seat-00" in learner.output + pool.home.logs("r1")
     # And once the claim of the dead one has run out, the seat has a new actor, with a new seed that is on record
-    eventually(restarted, "a new actor in its seat", 60)
+    pool.wait(restarted, "a new actor in its seat")
     [seat] = restarted()
     lives = {meta.epoch: meta.seed for meta in pool.sent("r1", seat)}
     assert len({*lives.values()}) == len(lives) == 2
     before = whole()
-    eventually(lambda: whole() >= before + 3, "whole rounds", 60)
+    pool.wait(lambda: whole() >= before + 3, "whole rounds")
     # And everything is accounted for
     keys = pool.keys("r1")
     assert pool.home.call("learner", "stop", "r1").status == 0
