@@ -80,9 +80,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "unread_fragments": Metric("fragments", "sent by actors, not yet read by the learner", "small and bounded"),
         "unread_bytes": Metric("bytes", "the same, by the mean size of a fragment", "small and bounded"),
         "flow/*": Metric("-", "counters of what the learner takes, for the regulator (board only)"),
-        "pace/*": Metric(
-            "-", "what the regulator decided: window, actors, set point and delay in s (board only)"
-        ),
+        "pace/*": Metric("-", "what the regulator decided: window, actors, set point and delay in s (board only)"),
         "stored_bytes": Metric("bytes", "held by the run's streams", "below redis.stream_bytes"),
         "shortened_streams": Metric("streams", "lost their end with a Redis that went back to an older state", "0"),
         "reader/*": Metric("bytes", "of a reader: not taken over yet, and not in its checkpoints yet", "bounded"),

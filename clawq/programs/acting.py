@@ -4,7 +4,6 @@ It is built for the first lease and lives on between leases; `close` gives the s
 fastest to what takes longest: configuration, the slot's claim, the envs. The policy comes last, in the background.
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -205,8 +204,13 @@ def _lease_over(order: LeaseOrder, control: ControlRecord, ended: Callable[[], b
     deadline_s = time.monotonic() + order.seconds
 
     def over() -> bool:
-        known = control.read()
-        return ended() or time.monotonic() >= deadline_s or (known is not None and known.stop)
+        if ended() or time.monotonic() >= deadline_s:
+            return True
+        try:
+            known = control.read()
+        except (StoreUnavailable, StoreFull):
+            return False  # nobody knows
+        return known is not None and known.stop
 
     return over
 
@@ -224,6 +228,5 @@ def _seated(
             log.warning("%s; waiting for it", error)
         progress("wait", 0)
         time.sleep(CLAIM_RETRY_S)
-        with contextlib.suppress(StoreUnavailable, StoreFull):
-            if over():
-                raise NoSeat(f"the {seats} seats of the run are taken (sync.actors)")
+        if over():
+            raise NoSeat(f"the {seats} seats of the run are taken (sync.actors)")

@@ -1,6 +1,8 @@
 """Learner and actors by rounds, over a real Redis: the same weights bit for bit, and what happens when actors fail."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import redis
 from room import Room, Until, digest
 
 from clawq import plugins
+from clawq.errors import NoSeat, StoreUnavailable
+from clawq.programs import acting
+from clawq.programs.parent import LeaseOrder
 from clawq.programs.tempo import ByRounds
 from clawq.programs.train import Trainer
 from clawq.replay.rounds import Rounds
 from clawq.transport.client import connect
 from clawq.transport.codec import decode
-from clawq.transport.control import Events
+from clawq.transport.control import ControlRecord, Events
 from clawq.transport.readers import StreamReader
 from clawq.transport.server import EmbeddedRedis
 from clawq.types import FragmentMeta
@@ -145,6 +150,32 @@ def test_an_actor_too_many_stands_by_and_takes_over_the_seat_of_one_that_leaves(
     counts = trainer.parts.consumer.counts
     assert counts.unaccounted_steps == counts.gap_fragments == counts.duplicates == 0
     assert_updates_are_exact(trainer)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_actor_that_stands_by_ends_with_its_lease_or_its_run_though_redis_is_away(
+    make_room: MakeRoom, stopped: bool
+) -> None:
+    room, looks = make_room(sync=SYNC), count()
+    described = {"tag": room.keys.tag, "config": room.run.config.model_dump(mode="json")}
+    order = LeaseOrder(described, "a", "test", room.data_url, 0.5 if stopped else 60.0)
+
+    class Away:
+        def read(self) -> None:
+            raise StoreUnavailable("away")
+
+    def no_redis() -> None:
+        raise StoreUnavailable("away")
+
+    over = acting._lease_over(order, Away(), lambda: not stopped and next(looks) > 2)  # type: ignore[arg-type]
+    with pytest.raises(NoSeat):
+        acting._seated(no_redis, over, lambda phase, steps: None, 2)  # type: ignore[arg-type]
+    # And where Redis is there, the stop flag ends it too
+    control = ControlRecord(room.data, room.keys)
+    over = acting._lease_over(replace(order, seconds=60.0), control, lambda: False)
+    assert not over()
+    control.write(stop=True, window_bytes=1, config_epoch=1)
+    assert over()
 
 
 def test_without_an_actor_the_round_says_who_is_missing_and_goes_on_with_a_quorum_after_the_deadline(
