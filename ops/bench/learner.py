@@ -79,10 +79,10 @@ def repeat_for(trainer: Trainer, batch: Batch, seconds: float) -> None:
         trainer.parts.updater.update(batch, 0.0)
 
 
-def open_session(folder: Path, servers: EmbeddedRedis) -> Session:
+def open_session(folder: Path, servers: EmbeddedRedis, *more: str) -> Session:
     """A claimed run without a coordinator: nobody shall start actors."""
     overrides = (f"folder={folder}", "evaluation.interval_s=null", "budget.seconds=null", "metrics=[jsonl]")
-    config = hand_config(*overrides)
+    config = hand_config(*overrides, *more)
     env = make_env(config)
     run = create_run(config, "bench-learner", env.spec)
     env.close()
