@@ -54,6 +54,8 @@ _MAX_COUNT = 64
 _DISCOVERY_S = 0.5
 #: With several subsets, each is waited for so long at a time.
 _TURN_S = 0.01
+#: Names of streams remembered beyond those that are read.
+_SPARE_NAMES = 64
 _START = (0, 0)
 _NOTHING = (-1, -1)
 #: A reader that was silent for so long counts as gone, seconds.
@@ -108,6 +110,8 @@ class StreamReader:
         self._open_slots = set(self._cursors) - set(self._ordinals)
         self._tails: list[Entry] = []
         self._slots: list[str] = []
+        self._names: dict[str, str] = {}
+        self._slot_of: dict[bytes, str] = {}
         self._turn = 0
         self._next_discovery = 0.0
         self._largest_bytes = 0
@@ -181,17 +185,26 @@ class StreamReader:
         block_s = min(left_s, 0.4 * socket_timeout_s(self._client), _DISCOVERY_S)
         if len(subset) < len(slots):
             block_s = min(block_s, _TURN_S)
+        if len(self._names) > 2 * len(slots) + _SPARE_NAMES:
+            self._names, self._slot_of = {}, {}
         with self._lock:
-            after = {self._keys.stream(slot): id_text(self._cursors.get(slot, _START)) for slot in subset}
+            after = {self._stream(slot): id_text(self._cursors.get(slot, _START)) for slot in subset}
         with translated(self._client):
             # BLOCK 0 would mean for ever.
             answer = self._client.xread(after, count=count, block=int(block_s * 1000) or None)
         entries = []
-        slot_of = {self._keys.stream(slot).encode(): slot for slot in subset}
         with self._lock:
             for stream, raw in answer or []:
-                entries += self._note(slot_of[stream], raw)
+                entries += self._note(self._slot_of[stream], raw)
         return entries
+
+    def _stream(self, slot: str) -> str:
+        """Key of a slot's stream, remembered both ways: with hundreds of streams each wake-up would check all names."""
+        name = self._names.get(slot)
+        if name is None:
+            name = self._names[slot] = self._keys.stream(slot)
+            self._slot_of[name.encode()] = slot
+        return name
 
     def _note(self, slot: str, raw: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Entry]:
         entries: list[Entry] = []

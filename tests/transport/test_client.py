@@ -12,6 +12,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.connection import Connection
+from redis.connection import PythonRespSerializer
 
 from clawq.errors import ClawqError, StoreFull, StoreUnavailable, StoreUnfit, TransportError
 from clawq.transport.client import (
@@ -176,3 +177,37 @@ def test_large_values_are_written_without_copies_and_come_back(data_client: redi
     blob[-1] = 7
     data_client.hset(key, mapping={"a": memoryview(blob), "b": b"", "c": "text"})
     assert data_client.hgetall(key) == {b"a": bytes(blob), b"b": b"", b"c": b"text"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (
+            "XREAD",
+            "COUNT",
+            64,
+            "BLOCK",
+            500,
+            "STREAMS",
+            *(f"key-{n}" for n in range(300)),
+            *(f"1-{n}" for n in range(300)),
+        ),
+        ("CONFIG GET", "maxmemory"),
+        ("SET", b"key", "\u00e9\u4e2d", 1, -2.5),
+        ("XADD", "key", "1-1", "f", b"x" * 100_000),
+        ("XADD", "key", "1-1", "f", memoryview(b"x" * 10), bytearray(b"y")),
+        (b"PING",),
+    ],
+)
+def test_commands_are_packed_in_c_or_in_python_to_the_same_bytes(command: tuple[Any, ...]) -> None:
+    packer = connect("unix:///nowhere").connection_pool.connection_kwargs["command_packer"]
+    theirs: Any = PythonRespSerializer(6000, packer.encode)
+    expected = theirs.pack(*command)
+    assert b"".join(packer.pack(*command)) == b"".join(expected)
+
+
+def test_what_cannot_be_packed_is_refused_in_words() -> None:
+    packer = connect("unix:///nowhere").connection_pool.connection_kwargs["command_packer"]
+    for bad in ({1}, None, True):
+        with pytest.raises(redis.DataError, match="Invalid input of type"):
+            packer.pack("SET", "key", bad)
