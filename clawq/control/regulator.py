@@ -6,7 +6,7 @@ target less, if need be, so that a fragment is inserted before the weights that 
 
     set point    D = min(QUEUE_S, target · seconds per version − age before sending)       at least LEAST_S
     all queues   Q = D · rate                     (Little's law)
-    window       w = Q / (actors + 1) − f/2       f: a fragment; the learner's own queue counts as one more
+    window       w = Q / (actors + 1)             the learner's own queue counts as one more
     actors       as many as Q has fragments, at least 1
 
 So the feedback of a queue that is full is left to the window itself, which is exact and immediate (an actor stops at
@@ -124,8 +124,7 @@ class Regulator:
         actors = max(1, min(most, math.ceil(self._actors - 0.25)))
         saturated = flow.blocked >= SATURATED
         least = (1 if saturated else ROOMY_FRAGMENTS) * flow.fragment_bytes
-        # A slot stops with the fragment that passes its window: half a fragment more, on average.
-        wanted = min(max(total / (actors + 1) - flow.fragment_bytes / 2, least), float(wishes.window_bytes))
+        wanted = min(max(total / (actors + 1), least), float(wishes.window_bytes))
         self._window = _moved(self._window, wanted, passed_s, WINDOW_TAU_S)
         # While nobody is missing, workers that join are welcome at once.
         return Pace(max(1, round(self._window)), actors if actors < most else wishes.max_actors)
