@@ -7,6 +7,7 @@ whole, with every default written out: what `clawq config show` prints is what r
 Nothing is guessed: an unknown key is a mistake that names the nearest valid one.
 """
 
+import copy
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,13 +37,21 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with every mistake found, each as `path: what is wrong; what is allowed`.
     """
-    raw = read_yaml(Path(path))
+    return _changed(read_yaml(Path(path)), overrides, str(path))
+
+
+def change_config(raw: Mapping[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
+    """The like of a configuration that is already a mapping, as from a run folder; `raw` stays as it is."""
+    return _changed(copy.deepcopy(dict(raw)), overrides, source)
+
+
+def _changed(raw: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
     mistakes = list(apply_overrides(raw, overrides))
     config, found = _validated(raw)
     mistakes += found
     if mistakes or config is None:
         given = [text.partition("=")[0] for text in overrides]
-        raise ConfigError(str(path), [_line(mistake, given) for mistake in mistakes])
+        raise ConfigError(source, [_line(mistake, given) for mistake in mistakes])
     return config
 
 

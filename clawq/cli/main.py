@@ -32,6 +32,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "reader": ("clawq.cli.reader:reader", "Show who reads a run's streams, or give up a reader's claim on them."),
         "status": ("clawq.cli.status:status", "Show the runs and their workers."),
         "log": ("clawq.cli.log:log", "Look into the experience of a run: list, show, export."),
+        "replay": ("clawq.cli.replay:replay", "Train again from a recorded run, without simulator or workers."),
+        "bisect": ("clawq.cli.bisect:bisect", "Find the fragment after which learning went wrong."),
         "config": ("clawq.cli.config:config", "Check a configuration, or show it in full."),
         "plugins": ("clawq.cli.plugins:plugins", "List installed environments, algorithms and more."),
     }

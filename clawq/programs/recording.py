@@ -1,0 +1,223 @@
+"""A recorded run: its schedule, the log behind it, and a learner that learns from them again.
+
+`Recording` finds fragments and records; `Pupil` is a learner's parts without its surroundings: no Redis to publish to,
+no worker, no coordinator. What it learns is decided by whoever drives it (`clawq.programs.rerun`, `.bisect`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+from clawq.config import RunConfig
+from clawq.config_file import change_config, parse_config
+from clawq.core import Entry
+from clawq.errors import ArchiveDamaged, ExperienceGone, LogGone, UserError
+from clawq.metrics import Writers
+from clawq.programs.archiving import open_log
+from clawq.programs.learner import choose_device
+from clawq.programs.learning import Change
+from clawq.programs.link import Link
+from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
+from clawq.programs.resume import STATE_FORMAT
+from clawq.programs.run import Run, open_run
+from clawq.programs.schedule import SCHEDULE_FILE, FragmentCommitted, Record, SessionBegun, read_schedule
+from clawq.programs.span import Made
+from clawq.programs.train import Trainer
+from clawq.programs.whereabouts import Whereabouts
+from clawq.replay.validation import Examiner
+from clawq.transport.log import RunLog
+
+#: How each kind of live change is applied again, beside what `clawq.programs.learning` knows itself.
+CHANGES: Mapping[str, Change] = {}
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def show(self, snapshot: Mapping[str, float | str]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is left of a run.
+
+    Attributes:
+        run: as it was recorded; its folder is only read.
+        log: its fragments, in streams and archive.
+        session: facts of its first session (configuration, threads, versions).
+        examiner: decodes and checks its fragments.
+    """
+
+    run: Run
+    log: RunLog
+    session: Mapping[str, Any]
+    examiner: Examiner
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration with which it began."""
+        return parse_config(self.session["config"], "schedule.log")
+
+    def changed(self, overrides: tuple[str, ...]) -> RunConfig:
+        """The same with `key=value` words; options of another algorithm begin with that one's defaults."""
+        raw = dict(self.session["config"])
+        if any(word.startswith("algorithm.name=") for word in overrides):
+            raw["algorithm"] = {"name": raw["algorithm"]["name"], "options": {}}
+        return change_config(raw, overrides, f"the configuration of {self.run.id}")
+
+    def records(self) -> Iterator[Record]:
+        """The schedule."""
+        return read_schedule(self.run.folder / SCHEDULE_FILE)
+
+    def fetch(self, slot: str, epoch: int, seq: int) -> Entry:
+        """A fragment's entry; ExperienceGone, naming what is held, if the log lost it."""
+        try:
+            return self.log.get(slot, epoch, seq)
+        except (LogGone, ArchiveDamaged) as error:
+            raise ExperienceGone(f"{error}. {self._first_held()}") from error
+
+    def locate(self, slot: str, epoch: int, seq: int) -> Made | None:
+        """What is known of a fragment without reading it."""
+        found = self.log.find(slot, epoch, seq)
+        return Made(found[0].made_ms, found[0].steps) if found else None
+
+    def _first_held(self) -> str:
+        """In words: from which fragment on the log could be replayed."""
+        number, first = 0, 0
+        for record in self.records():
+            if isinstance(record, FragmentCommitted):
+                number += 1
+                held = bool(self.log.find(record.slot, record.epoch, record.seq))
+                first = (first or number) if held else 0
+        if not first:
+            return (
+                f"Of the {number} fragments that the run learned from, the last is gone too: nothing can be replayed."
+            )
+        return (
+            f"Of the {number} fragments that the run learned from, it holds all from number {first} on: replay those "
+            f"with --from fragment:{first}"
+        )
+
+    def first_ms(self) -> int:
+        """When the log begins, 0 if it holds nothing."""
+        return min((held.first_ms for held in self.log.held().values()), default=0)
+
+
+def open_recording(where: Whereabouts) -> Recording:
+    """The recording of a run.
+
+    Raises:
+        UserError: its folder is elsewhere, or it has no schedule.
+        ScheduleInvalid: the schedule is damaged.
+    """
+    folder = where.need_folder()
+    run = open_run(folder, None)
+    if not (folder / SCHEDULE_FILE).is_file():
+        raise UserError(f"{folder} has no {SCHEDULE_FILE}: the run was recorded by a clawq that wrote none")
+    first = next(iter(read_schedule(folder / SCHEDULE_FILE)), None)
+    if not isinstance(first, SessionBegun) or "config" not in first.facts:
+        raise UserError(f"{folder / SCHEDULE_FILE} does not say with which configuration the run began")
+    streams = where.data if where.data is not None and where.data.exists(where.keys.slots) else None
+    return Recording(run, open_log(run, streams), first.facts, make_examiner(run))
+
+
+class Pupil:
+    """A learner that learns from a recording.
+
+    Args:
+        run: whose folder it writes into, and whose configuration it has.
+        recording: gives the number of threads.
+        writers: of metrics.
+        show: given the numbers now and then.
+
+    Attributes:
+        parts: the learner's.
+        trainer: writes checkpoints and numbers; it does not train here.
+        device: where it computes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        recording: Recording,
+        writers: Writers,
+        show: Callable[[Mapping[str, float | str]], None] = lambda snapshot: None,
+    ) -> None:
+        self.device = choose_device(run.config.learner.device)
+        threads = run.config.cores.learner_threads or int(recording.session.get("threads", 0))
+        if threads:
+            torch.set_num_threads(threads)
+        link = cast(Link, _NoLink(show))
+        outside = Outside(_NoSource(), link, _refuse, lambda: self.trainer.version)
+        self.parts: Parts = make_parts(run, self.device, outside)
+        identity = {
+            "format": STATE_FORMAT,
+            "run": run.id,
+            "tag": run.tag,
+            "env": run.spec.fingerprint,
+            "config": run.config.model_dump(mode="json"),
+        }
+        self.trainer = Trainer(self.parts, identity, writers.write)
+        self.trainer.version = int(recording.session.get("version", 0))
+
+    def close(self) -> None:
+        """End the thread that writes checkpoints."""
+        self.trainer.close()
+
+
+class _NoSource:
+    """Nothing comes from outside."""
+
+    def read(self, timeout_s: float) -> list[Entry]:
+        return []
+
+    def cursors(self) -> dict[str, str]:
+        return {}
+
+    def acknowledge(self, cursors: Mapping[str, str]) -> None:
+        """There is nobody to tell."""
+
+
+class _NoLink:
+    """Stands in for `Link`: nothing is published; numbers go to the screen."""
+
+    trouble: str | None = None
+    note = ""
+    restores = 0
+    published_version, stream_budget_bytes = 0, 2**62
+
+    def __init__(self, show: Callable[[Mapping[str, float | str]], None]) -> None:
+        self.show = show
+
+    def publish(self, outgoing: Any) -> None:
+        """Nobody acts."""
+
+    def checkpointed(self, cursors: Mapping[str, str]) -> None:
+        """There is nothing to trim."""
+
+    def notify(self, kind: str, **facts: Any) -> None:
+        """Nobody listens."""
+
+    def take_events(self) -> list[Any]:
+        """Nothing happens."""
+        return []
+
+    def figures(self) -> dict[str, float]:
+        """There are no streams."""
+        return {}
+
+    def allow(self, window_bytes: int) -> None:
+        """There are no actors."""
+
+    def check(self) -> None:
+        """Nothing can fail."""
+
+
+def _refuse(entry: Entry, reason: str, detail: str) -> None:
+    """Nothing comes that could be refused."""
+
+
+__all__ = ["CHANGES", "Display", "Pupil", "Recording", "open_recording"]

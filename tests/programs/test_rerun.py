@@ -1,0 +1,173 @@
+"""A recorded run is learned from again: to the last bit, otherwise, in part; and what cannot be is told."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import ENVS, STEPS, Recorded, Until
+from safetensors.torch import load_file, save_file
+
+from clawq.cli.replay import lines
+from clawq.errors import ConfigError, ExperienceGone, UserError
+from clawq.programs.rerun import Order, rerun
+from clawq.transport.server import EmbeddedRedis
+
+
+class Told:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def show(self, snapshot: Mapping[str, float | str]) -> None:
+        assert snapshot["run"]
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def record(
+    tmp_path: Path, redis_servers: EmbeddedRedis, data_client: Any, broker_client: Any
+) -> Iterator[Callable[..., Recorded]]:
+    made: list[Recorded] = []
+
+    def begin(**sections: Any) -> Recorded:
+        made.append(Recorded(tmp_path, redis_servers, data_client, broker_client, **sections))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+def replayed(recorded: Recorded, *overrides: str, **order: Any) -> dict[str, Any]:
+    """The report of a replay; its folder is whole."""
+    report = rerun(recorded.recording(), Order(overrides, **order), Told(), threading.Event())
+    folder = Path(report["folder"])
+    assert json.loads((folder / "report.json").read_text())["updates"] == report["updates"]
+    assert (folder / "metrics.jsonl").stat().st_size > 0
+    assert list((folder / "checkpoints").glob("*.ckpt"))
+    return report
+
+
+def final_weights(report: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return dict(load_file(Path(report["folder"]) / "weights" / "final.safetensors"))
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def some_life(recorded: Recorded) -> None:
+    """Two actors, a checkpoint in the midst, everything recorded to its end."""
+    for _ in range(5):
+        recorded.send("a")
+        recorded.send("b", 2)
+    recorded.learn(8)
+    recorded.trainer.checkpoint(wait=True)
+    recorded.send("a", 3)
+    recorded.learn(4)
+    recorded.end()
+
+
+def test_a_replay_gives_the_recorded_weights_bit_for_bit_without_an_actor(record: Callable[..., Recorded]) -> None:
+    recorded = record()
+    some_life(recorded)
+    report = replayed(recorded)
+    assert report["mode"] == "exact"
+    assert report["difference"] is None, report["difference"]
+    assert report["final_weights"] == "identical"
+    assert report["updates"] == report["identical_upto"] == recorded.trainer.parts.updater.updates
+    assert report["fragments"] == len(recorded.sent)
+    told = "\n".join(lines(report))
+    assert f"identical up to update {report['updates']}" in told
+    assert "bit for bit" in told
+    # And it leaves the recorded run as it was, and says so of nothing that it did not compare
+    assert not (recorded.run.folder / "report.json").exists()
+    again = replayed(recorded, "metrics=[jsonl]", name="again")
+    assert (again["mode"], again["run"]) == ("exact", "again")
+
+
+def test_a_checkpoint_or_weights_that_differ_are_told_with_the_place(record: Callable[..., Recorded]) -> None:
+    recorded = record()
+    some_life(recorded)
+    weights = recorded.run.weights / "final.safetensors"
+    changed = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    changed["actor.0.bias"][1] += 1e-3
+    save_file(changed, weights)
+    [path] = recorded.trainer.parts.checkpoints.paths()
+    from clawq.programs.checkpoint import load
+
+    state = load(path).state
+    state["algorithm"]["networks"]["critic"][3] += 1e-3
+    recorded.trainer.parts.checkpoints.save(state, int(state["updates"]))
+    report = replayed(recorded)
+    assert "algorithm.networks.critic: 1 of" in report["difference"]
+    assert report["final_weights"].startswith("actor.0.bias: 1 of 8 numbers")
+    told = "\n".join(lines(report))
+    assert "FIRST DIFFERENCE at update" in told
+    assert "FINAL WEIGHTS DIFFER" in told
+
+
+def test_with_another_configuration_or_seed_the_same_experience_gives_other_weights(
+    record: Callable[..., Recorded],
+) -> None:
+    recorded = record()
+    some_life(recorded)
+    before = dict(load_file(recorded.run.weights / "final.safetensors"))
+    first, again = (replayed(recorded, "algorithm.options.lr_actor=0.01") for _ in range(2))
+    assert first["mode"] == "free"
+    assert first["changed"] == ["algorithm.options.lr_actor: was 0.001, is 0.01"]
+    assert first["fragments"] == len(recorded.sent)
+    assert first["run"] != again["run"]
+    assert same(final_weights(first), final_weights(again)), "a replay depends on nothing but log and configuration"
+    assert not same(final_weights(first), before)
+    seeded = replayed(recorded, seed=7)
+    assert not same(final_weights(seeded), final_weights(first))
+    # The limiter decides: as many updates as the env steps call for, within its bounds
+    wide = replayed(recorded, "rate_limit.samples_per_insert=4", "rate_limit.error_buffer=null")
+    assert wide["updates"] > first["updates"]
+    # Without one, as many as there were
+    unlimited = replayed(recorded, "rate_limit.samples_per_insert=null", "rate_limit.error_buffer=null")
+    assert unlimited["updates"] == recorded.trainer.parts.updater.updates
+
+
+def test_a_part_of_the_log_is_replayed_and_one_that_is_gone_is_refused_with_what_is_held(
+    record: Callable[..., Recorded],
+) -> None:
+    recorded = record()
+    some_life(recorded)
+    assert replayed(recorded, begin="fragment:4", end="fragment:12")["fragments"] == 8
+    steps = STEPS * ENVS
+    assert replayed(recorded, begin=str(3 * steps), end=str(9 * steps))["fragments"] == 6
+    with pytest.raises(UserError, match=r"'yesterday' is no place in a log; allowed are fragment:N"):
+        replayed(recorded, begin="yesterday")
+    with pytest.raises(UserError, match="no fragment in that range"):
+        replayed(recorded, begin="fragment:1000")
+    with pytest.raises(ConfigError, match=r"algorithm.options.lr_acter.*lr_actor"):
+        replayed(recorded, "algorithm.options.lr_acter=1")
+    # Given a log that lost its first five fragments
+    for slot, epoch, seq in recorded.sent[:5]:
+        recorded.data.xdel(recorded.keys.stream(slot), f"{epoch}-{seq}")
+    with pytest.raises(ExperienceGone, match=r"does not hold fragment .* all from number 6 on: .*--from fragment:6"):
+        replayed(recorded)
+    with pytest.raises(UserError, match="env steps cannot be counted"):
+        replayed(recorded, begin="100")
+    assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
+
+
+def test_a_replay_that_is_stopped_keeps_what_it_has(record: Callable[..., Recorded]) -> None:
+    recorded = record()
+    some_life(recorded)
+    looks = count()
+    report = rerun(recorded.recording(), Order(), Told(), Until(lambda: next(looks) > 5))
+    assert report["ended"] == "stopped by the user"
+    assert 0 < report["fragments"] < len(recorded.sent)
+    assert (Path(report["folder"]) / "weights" / "final.safetensors").exists()
+    assert "final_weights" not in report
