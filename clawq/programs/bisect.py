@@ -24,7 +24,7 @@ from clawq.errors import UserError
 from clawq.metrics import Writers
 from clawq.programs import learning
 from clawq.programs.divergence import Limits, Watch
-from clawq.programs.recording import CHANGES, Pupil, Recording
+from clawq.programs.recording import Pupil, Recording
 from clawq.programs.resume import bring_back_ring
 from clawq.programs.run import Run, make_folders
 from clawq.programs.schedule import FragmentCommitted, Record, UpdatesTried
@@ -207,7 +207,7 @@ class Bisection:
                     raise _Found(found)
 
         try:
-            learning.apply(counted(), self._fetch, pupil.parts, self._recording.examiner, CHANGES, after)
+            learning.apply(counted(), self._fetch, pupil.parts, self._recording.examiner, after=after)
         except _Found as found:
             assert isinstance(last, UpdatesTried)
             return _Wrong(str(found), done, tried, fragments, last)
@@ -250,7 +250,7 @@ class Bisection:
 
             records = self._without(pupil, place, wrong, kept)
             try:
-                learning.apply(records, self._fetch, pupil.parts, self._recording.examiner, CHANGES, after)
+                learning.apply(records, self._fetch, pupil.parts, self._recording.examiner, after=after)
             except _Found:
                 is_wrong = True
             else:

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from clawq.errors import CheckpointInvalid, ScheduleInvalid, UserError
-from clawq.programs import checkpoint, learning, tuning
+from clawq.programs import checkpoint, learning, quarantine
 from clawq.programs.difference import first_difference
 from clawq.programs.intake import valid_steps
-from clawq.programs.recording import CHANGES, Pupil, Recording
+from clawq.programs.recording import Pupil, Recording
 from clawq.programs.resume import learning_changes
 from clawq.programs.schedule import (
     FragmentCommitted,
@@ -75,7 +75,7 @@ class Exact(_Lesson):
     def learn(self) -> None:
         """Follow the schedule to its end."""
         parts, recording = self._parts, self._recording
-        learning.apply(self._records(), recording.fetch, parts, recording.examiner, CHANGES, self._after)
+        learning.apply(self._records(), recording.fetch, parts, recording.examiner, after=self._after)
         self._ended = True
 
     def _records(self) -> Iterator[Record]:
@@ -176,8 +176,8 @@ class Free(_Lesson):
                 learning.advance(parts, record.version)
             case RowsVoided():
                 parts.ring.void(record.slot, record.epoch, record.notice.env, record.notice.seq, record.notice.t)
-            case LiveChange() if record.kind != tuning.KIND and record.kind in CHANGES:
-                CHANGES[record.kind](parts, record.facts)
+            case LiveChange() if record.kind == quarantine.CHANGE:
+                quarantine.again(parts, record.facts)
 
     def _insert(self, record: FragmentCommitted) -> None:
         parts, recording = self._parts, self._recording

@@ -6,6 +6,7 @@ no worker, no coordinator. What it learns is decided by whoever drives it (`claw
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,7 +18,6 @@ from clawq.errors import ArchiveDamaged, ExperienceGone, LogGone, UserError
 from clawq.metrics import Writers
 from clawq.programs.archiving import open_log
 from clawq.programs.learner import choose_device
-from clawq.programs.learning import Change
 from clawq.programs.link import Link
 from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
 from clawq.programs.resume import STATE_FORMAT
@@ -28,9 +28,6 @@ from clawq.programs.train import Trainer
 from clawq.programs.whereabouts import Whereabouts
 from clawq.replay.validation import Examiner
 from clawq.transport.log import RunLog
-
-#: How each kind of live change is applied again, beside what `clawq.programs.learning` knows itself.
-CHANGES: Mapping[str, Change] = {}
 
 
 class Display(Protocol):
@@ -117,8 +114,10 @@ def open_recording(where: Whereabouts) -> Recording:
     run = open_run(folder, None)
     if not (folder / SCHEDULE_FILE).is_file():
         raise UserError(f"{folder} has no {SCHEDULE_FILE}: the run was recorded by a clawq that wrote none")
-    first = next(iter(read_schedule(folder / SCHEDULE_FILE)), None)
-    if not isinstance(first, SessionBegun) or "config" not in first.facts:
+    # Before it there may only be the version that the session found.
+    begun = (record for record in islice(read_schedule(folder / SCHEDULE_FILE), 10) if isinstance(record, SessionBegun))
+    first = next(begun, None)
+    if first is None or "config" not in first.facts:
         raise UserError(f"{folder / SCHEDULE_FILE} does not say with which configuration the run began")
     streams = where.data if where.data is not None and where.data.exists(where.keys.slots) else None
     return Recording(run, open_log(run, streams), first.facts, make_examiner(run))
@@ -220,4 +219,4 @@ def _refuse(entry: Entry, reason: str, detail: str) -> None:
     """Nothing comes that could be refused."""
 
 
-__all__ = ["CHANGES", "Display", "Pupil", "Recording", "open_recording"]
+__all__ = ["Display", "Pupil", "Recording", "open_recording"]

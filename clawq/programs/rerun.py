@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 
 from clawq.config import RunConfig
 from clawq.metrics import open_writers
-from clawq.programs.learner import check_ring_fits
+from clawq.programs.learner import choose_device
 from clawq.programs.lesson import Exact, Free, Stopped
+from clawq.programs.memory import Machine, forecast
 from clawq.programs.recording import Display, Pupil, Recording
 from clawq.programs.resume import learning_changes
 from clawq.programs.run import Run, create_run, prepare_new_folder, write_json
@@ -61,7 +62,8 @@ def rerun(recording: Recording, order: Order, display: Display, stop: threading.
     config, span = recording.changed(overrides), span_of(recording, order)
     changed = learning_changes(recording.session["config"], config.model_dump(mode="json"))
     run = new_run(recording, config, order, any(word.startswith("folder=") for word in overrides))
-    check_ring_fits(run, config.learner.device if config.learner.device != "auto" else "cpu")
+    gpu = choose_device(config.learner.device) != "cpu"
+    forecast(config, run.spec, gpu=gpu, server=0, streams=0).check(Machine.here())
     exact = span.whole and not changed
     display.say(f"replay of {recording.run.id} in {run.folder}")
     display.say("as it was recorded" if exact else f"otherwise than recorded: {'; '.join(changed) or 'a part of it'}")
