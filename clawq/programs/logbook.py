@@ -21,7 +21,8 @@ from clawq.transport.archive import Archive
 from clawq.transport.client import translated
 from clawq.transport.codec import decode, peek_meta
 from clawq.transport.keys import RunKeys
-from clawq.transport.log import Found, RunLog
+from clawq.transport.live_streams import Found
+from clawq.transport.log import RunLog
 from clawq.transport.stream import parse_id
 from clawq.types import Array, Fragment, FragmentMeta
 

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -160,20 +159,6 @@ class Archive:
                     located = Located(index.path, record)
                     if located.place > behind:
                         yield located
-
-    def place_before_newest(self, steps: int) -> Place:
-        """A place in the archive behind which the newest `steps` env steps lie, by the times in their headers.
-
-        Whole segments are judged by their summaries, so it may be further back than it must.
-        """
-        newest = (max((slot.last_ms for slot in one.summary.slots.values()), default=0) for one in self.segments)
-        before = list(accumulate(newest, max))
-        for at in range(len(self.segments) - 1, 0, -1):
-            before_ms = before[at - 1]
-            slots = [slot for index in self.segments[at:] for slot in index.summary.slots.values()]
-            if sum(slot.steps for slot in slots if slot.first_ms > before_ms) >= steps:
-                return segment_number(self.segments[at].path), 0
-        return 0, 0
 
     def read(self, located: Located) -> bytes:
         """The payload.

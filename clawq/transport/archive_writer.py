@@ -8,7 +8,6 @@ the streams. When the disk refuses, `append` raises and changes nothing: the sam
 Not thread-safe: one thread writes. The folder is locked against a second writer as long as this one is open.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawq.core import Entry
-from clawq.errors import ArchiveUnfit
 from clawq.transport.archive import Archive
+from clawq.transport.archive_files import locked, sync_folder, write_all
 from clawq.transport.segment_index import (
     SegmentIndex,
     build,
@@ -30,6 +29,7 @@ from clawq.transport.segment_index import (
     write_index,
 )
 from clawq.transport.segments import Record, Scan, SegmentHeader, pack_header, pack_record
+from clawq.transport.stream import parse_id
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class ArchiveWriter:
     ) -> None:
         self.folder, self._tag, self._limits, self._clock = folder, tag, limits, clock
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder)
+        self._lock = locked(folder)
         self._fd = -1
         #: Of the segment that is being written: its records, and what is damaged in it.
         self._records: list[Record] = []
@@ -160,10 +160,10 @@ class ArchiveWriter:
         partial = path.with_suffix(".tmp")
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            _write_all(fd, head, 0)
+            write_all(fd, head, 0)
             os.fsync(fd)
             os.rename(partial, path)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except BaseException:
             os.close(fd)
             partial.unlink(missing_ok=True)
@@ -188,7 +188,7 @@ class ArchiveWriter:
             self._rotate()
         content, record = pack_record(entry, self._limits.compress, self._end)
         # At the end that we know: a write that failed half-way is written over by the next one.
-        _write_all(self._fd, content, self._end)
+        write_all(self._fd, content, self._end)
         self._end = record.end
         self._records.append(record)
         self._note_gap(entry)
@@ -204,7 +204,7 @@ class ArchiveWriter:
     def _known(self, entry: Entry) -> bool:
         """Whether that entry was written. A stream that began anew under lower ids holds new entries."""
         last = self._cursors.get(entry.slot)
-        if last is None or (entry.epoch, entry.seq) > _parsed(last):
+        if last is None or (entry.epoch, entry.seq) > parse_id(last):
             return False
         here = (entry.slot, entry.epoch, entry.seq)
         if any((record.slot, record.epoch, record.seq) == here for record in self._records):
@@ -214,7 +214,7 @@ class ArchiveWriter:
 
     def _note_gap(self, entry: Entry) -> None:
         last = self._cursors.get(entry.slot)
-        epoch, seq = (0, 0) if last is None else _parsed(last)
+        epoch, seq = (0, 0) if last is None else parse_id(last)
         missing = entry.seq - 1 - (seq if epoch == entry.epoch else 0)
         # A slot that is new to the archive may be old in the streams: nothing is known of what it had before.
         if last is not None and missing > 0:
@@ -286,36 +286,3 @@ class ArchiveWriter:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _locked(folder: Path) -> int:
-    """A lock on the folder that ends with its holder."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ArchiveUnfit(f"the archive {folder} is being written by another learner") from None
-    except OSError:
-        log.warning("%s is on a file system without locks; make sure that it has only one learner", folder)
-    return lock
-
-
-def _write_all(fd: int, content: bytes, offset: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _parsed(entry_id: str) -> tuple[int, int]:
-    epoch, _, seq = entry_id.partition("-")
-    return int(epoch), int(seq)

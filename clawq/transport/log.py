@@ -12,57 +12,24 @@ through `losses`. Reading takes one payload of each slot at a time, whatever the
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from clawq.core import Entry
-from clawq.errors import ArchiveDamaged, CodecError, LogGone
+from clawq.errors import ArchiveDamaged, LogGone
 from clawq.transport.archive import Archive, Located, Place
-from clawq.transport.client import translated
-from clawq.transport.codec import peek_meta
-from clawq.transport.keys import NAME_PATTERN, RunKeys
+from clawq.transport.keys import RunKeys
+from clawq.transport.live_streams import Found, LiveStreams
 from clawq.transport.retained import EntryId
-from clawq.transport.stream import PAYLOAD_FIELD, parse_id
+from clawq.transport.stream import id_text, parse_id
 
 log = logging.getLogger(__name__)
 
 #: Losses that are kept in words; further ones are only counted.
 LOSSES_TOLD = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One entry of the log.
-
-    Attributes:
-        slot, epoch, seq: which.
-        made_ms: when, by the clock of the actor's host; 0 where the header cannot be read.
-        size_bytes: of the payload.
-        steps: env steps T·N in it; 0 where the header cannot be read.
-        place: `streams` or `archive`.
-        read: gives the payload; raises ArchiveDamaged if it is not what was written.
-    """
-
-    slot: str
-    epoch: int
-    seq: int
-    made_ms: int
-    size_bytes: int
-    steps: int
-    place: str
-    read: Callable[[], bytes]
-
-    @property
-    def id(self) -> EntryId:
-        """(epoch, seq)."""
-        return self.epoch, self.seq
-
-    def entry(self) -> Entry:
-        """The entry with its payload."""
-        return Entry(self.slot, self.epoch, self.seq, self.read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +57,7 @@ class RunLog:
     """
 
     def __init__(self, streams: tuple[redis.Redis, RunKeys] | None, archive: Archive | None) -> None:
-        self._streams = _Streams(*streams) if streams is not None else None
+        self._streams = LiveStreams(*streams) if streams is not None else None
         self._archive = archive
         self.losses: list[str] = []
         self.lost = 0
@@ -164,10 +131,9 @@ class RunLog:
         until_ms: int | None = None,
         after: Mapping[str, str] | None = None,
         upto: Mapping[str, str] | None = None,
-        newest_steps: int | None = None,
     ) -> Iterator[Entry]:
         """The entries in the order of the log; see `find_all` for the arguments. Damaged ones are passed over."""
-        for found in self.find_all(slots, since_ms, until_ms, after, upto, newest_steps):
+        for found in self.find_all(slots, since_ms, until_ms, after, upto):
             entry = self.load(found)
             if entry is not None:
                 yield entry
@@ -179,7 +145,6 @@ class RunLog:
         until_ms: int | None = None,
         after: Mapping[str, str] | None = None,
         upto: Mapping[str, str] | None = None,
-        newest_steps: int | None = None,
     ) -> Iterator[Found]:
         """The entries in the order of the log; payloads in the archive are not read yet.
 
@@ -189,8 +154,6 @@ class RunLog:
             until_ms: only what was made before that time.
             after: slot -> only ids above that one; slots that are not named are whole.
             upto: slot -> only ids up to that one; slots that are not named are left out.
-            newest_steps: leave out whole segments of the archive that lie before the newest so many env steps (to
-                fill a ring that would not keep them).
         """
         chosen = self.slots() if slots is None else list(slots)
         if upto is not None:
@@ -199,8 +162,7 @@ class RunLog:
             (slot, parse_id(after[slot]) if after and slot in after else None, parse_id(upto[slot]) if upto else None)
             for slot in chosen
         ]
-        behind = self._archive.place_before_newest(newest_steps) if self._archive and newest_steps else (0, 0)
-        merged = heapq.merge(*(self._of_slot(*limit, behind) for limit in limits), key=_order)
+        merged = heapq.merge(*(self._of_slot(*limit) for limit in limits), key=_order)
         for found in merged:
             if (since_ms is None or found.made_ms >= since_ms) and (until_ms is None or found.made_ms < until_ms):
                 yield found
@@ -216,8 +178,9 @@ class RunLog:
             self._lose(str(error))
             return None
 
-    def _of_slot(self, slot: str, after: EntryId | None, upto: EntryId | None, behind: Place) -> Iterator[Found]:
+    def _of_slot(self, slot: str, after: EntryId | None, upto: EntryId | None) -> Iterator[Found]:
         """The archive's entries, then those that only the streams have."""
+        behind: Place = (0, 0)
         last = after
         while True:
             for located in self._archive.records(slot, after, upto, behind) if self._archive else ():
@@ -266,7 +229,9 @@ class RunLog:
             return f"it holds slots {', '.join(sorted(held)[:8])}{' ...' if len(held) > 8 else ''}"
         if len(wanted) == 1:
             [(slot, one)] = wanted.items()
-            return f"of {slot} it holds {_text(one.first)} to {_text(one.last)} ({_span(one.first_ms, one.last_ms)})"
+            return (
+                f"of {slot} it holds {id_text(one.first)} to {id_text(one.last)} ({_span(one.first_ms, one.last_ms)})"
+            )
         first, last = min(one.first_ms for one in wanted.values()), max(one.last_ms for one in wanted.values())
         return f"it holds {len(wanted)} slots, {_span(first, last)}"
 
@@ -282,66 +247,6 @@ class RunLog:
             raise LogGone(f"the log does not reach back to {clock(since_ms)}; {self.describe()}")
 
 
-class _Streams:
-    """The live streams of a run, read entry by entry."""
-
-    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
-        self._client: Any = client
-        self._keys = keys
-
-    def slots(self) -> list[str]:
-        with translated(self._client):
-            names = [name.decode(errors="replace") for name in self._client.hkeys(self._keys.slots)]
-        return sorted(name for name in names if NAME_PATTERN.fullmatch(name))
-
-    def next(self, slot: str, after: EntryId | None, upto: EntryId | None) -> Found | None:
-        """The first entry above `after`. One at a time: as many payloads are in memory as there are slots."""
-        start, end = "-" if after is None else f"({_text(after)}", "+" if upto is None else _text(upto)
-        raw = self._range(slot, start, end)
-        return _streamed(slot, *raw[0]) if raw else None
-
-    def find(self, slot: str, entry: EntryId) -> Found | None:
-        raw = self._range(slot, _text(entry), _text(entry))
-        return _streamed(slot, *raw[0]) if raw else None
-
-    def edges(self, slot: str) -> "_Edges | None":
-        """First, last and count; None if the stream is empty."""
-        with translated(self._client):
-            pipe = self._client.pipeline(transaction=False)
-            pipe.xrange(self._keys.stream(slot), count=1)
-            pipe.xrevrange(self._keys.stream(slot), count=1)
-            pipe.xlen(self._keys.stream(slot))
-            first, last, length = pipe.execute()
-        if not first or not last:
-            return None
-        return _Edges(_streamed(slot, *first[0]), _streamed(slot, *last[0]), int(length))
-
-    def _range(self, slot: str, start: str, end: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        with translated(self._client):
-            raw: list[tuple[bytes, dict[bytes, bytes]]] = self._client.xrange(
-                self._keys.stream(slot), min=start, max=end, count=1
-            )
-        return raw
-
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    first: Found
-    last: Found
-    entries: int
-
-
-def _streamed(slot: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Found:
-    epoch, seq = parse_id(entry_id.decode())
-    payload = fields.get(PAYLOAD_FIELD, b"")
-    try:
-        meta = peek_meta(payload)
-        made_ms, steps = meta.created_ms, meta.steps * meta.envs
-    except CodecError:
-        made_ms = steps = 0
-    return Found(slot, epoch, seq, made_ms, len(payload), steps, "streams", lambda: payload)
-
-
 def _order(found: Found) -> tuple[int, int, int]:
     return found.made_ms, found.epoch, found.seq
 
@@ -353,7 +258,3 @@ def clock(at_ms: int) -> str:
 
 def _span(first_ms: int, last_ms: int) -> str:
     return f"{clock(first_ms)} to {clock(last_ms)}"
-
-
-def _text(entry: EntryId) -> str:
-    return f"{entry[0]}-{entry[1]}"

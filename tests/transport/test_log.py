@@ -246,21 +246,6 @@ def test_parts_of_the_log_are_chosen_by_slot_time_and_id(split: RunLog, actors: 
     assert list(split.entries(upto={"w.1": middle})) == one[:5]
 
 
-def test_the_newest_env_steps_are_read_without_the_old_segments(actors: Actors, archive: Archiving) -> None:
-    # Given an archive whose reader came late now and then, so that it is not in the order of time
-    for _ in range(6):
-        actors.send(15)
-        archive.start()
-        archive.close()
-    log, sent = archive.log(streams=False), actors.sent
-    steps = [found.steps for found in log.find_all()]
-    for count in (1, 10, 40):
-        newest = list(log.entries(newest_steps=sum(steps[-count:])))
-        assert newest[-count:] == sent[-count:]
-        assert len(newest) < len(sent)
-    assert list(log.entries(newest_steps=sum(steps))) == sent
-
-
 def test_one_fragment_is_found_and_one_that_is_gone_is_answered_with_what_is_held(
     split: RunLog, actors: Actors, archive: Archiving
 ) -> None:
