@@ -61,7 +61,7 @@ def find_state(checkpoints: Checkpoints, run: Run, say: Callable[[str], None]) -
 def ring_state(ring: ReplayRing) -> dict[str, Any]:
     """What a checkpoint holds of a ring: everything but its rows."""
     layout = ring.layout()
-    return {"layout": layout.state_dict(), "traces": Traces.of(ring, layout.placed).state_dict()}
+    return {"layout": layout.state_dict(), "traces": Traces.of(ring, layout).state_dict()}
 
 
 def bring_back_ring(

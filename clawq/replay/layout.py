@@ -4,9 +4,10 @@ With its rows (from a snapshot or from the streams) a layout makes a ring what i
 small, a few numbers for each fragment, and part of every checkpoint.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,67 @@ import torch
 
 from clawq.errors import CheckpointInvalid
 from clawq.replay.seams import Placed
-from clawq.types import BoolArray
+from clawq.types import Array, BoolArray
 
-#: Numbers that describe one fragment.
-_NUMBERS = 10
+#: Where in the numbers of a fragment its first row, T and N are; how many numbers there are.
+START, STEPS, ENVS, _NUMBERS = 5, 6, 7, 10
+#: Different names after which a register begins anew.
+_MOST_NAMES = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """The fragments of a layout as arrays, oldest first.
+
+    Attributes:
+        names: of slots and workers.
+        table: int64 [F, 10]: slot and worker (as indices of `names`), epoch, seq, produced, start, steps, envs, tail,
+            created_ms.
+        running: bool [sum of N]; see Placed.
+    """
+
+    names: tuple[str, ...]
+    table: Array
+    running: BoolArray
+
+    @property
+    def envs(self) -> Array:
+        """N of each fragment, int64 [F]."""
+        return self.table[:, ENVS]
+
+
+class Register:
+    """The numbers of a ring's fragments; only those that are new are looked at each time.
+
+    A checkpoint of a large ring has tens of thousands of fragments, and the learner's thread must not stall for them.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._index: dict[str, int] = {}
+        self._table: Array = np.zeros((0, _NUMBERS), np.int64)
+        self._running: BoolArray = np.zeros(0, np.bool_)
+        self._added = 0
+
+    def follow(self, order: deque[Placed], added: int) -> Numbers:
+        """The numbers of the fragments in `order`, of which `added` have been added at its end since it was made."""
+        if len(self._index) > _MOST_NAMES:
+            self._begin()
+        new = min(len(order), added - self._added)
+        gone = len(self._table) - (len(order) - new)
+        fresh = list(islice(reversed(order), new))[::-1]
+        rows = [self._row(one) for one in fresh]
+        running = [self._running[int(self._table[:gone, ENVS].sum()) :], *(one.running for one in fresh)]
+        table = np.array(rows, np.int64).reshape(-1, _NUMBERS)
+        self._table, self._running = np.concatenate((self._table[gone:], table)), np.concatenate(running)
+        self._added = added
+        return Numbers(tuple(self._index), self._table, self._running)
+
+    def _row(self, p: Placed) -> tuple[int, ...]:
+        slot, worker = (self._index.setdefault(name, len(self._index)) for name in (p.slot, p.worker))
+        return slot, worker, p.epoch, p.seq, p.produced, p.start, p.steps, p.envs, p.tail, p.created_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +90,7 @@ class Layout:
         voided: of these, rows that were declared void later.
         newest: positions [first, one past the last) of the step rows of the fragment inserted last.
         placed: the fragments of which a step row is live, oldest first; without `last_obs`.
+        numbers: the same as arrays.
     """
 
     oldest: int
@@ -41,17 +100,10 @@ class Layout:
     voided: int
     newest: tuple[int, int]
     placed: tuple[Placed, ...]
+    numbers: Numbers
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain values; names are in a table of their own."""
-        names = sorted({name for one in self.placed for name in (one.slot, one.worker)})
-        index = {name: number for number, name in enumerate(names)}
-        rows = (
-            (index[p.slot], index[p.worker], p.epoch, p.seq, p.produced, p.start, p.steps, p.envs, p.tail, p.created_ms)
-            for p in self.placed
-        )
-        table = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, _NUMBERS)
-        running = [np.zeros(0, np.bool_), *(p.running for p in self.placed)]
         return {
             "oldest": self.oldest,
             "head": self.head,
@@ -59,16 +111,17 @@ class Layout:
             "inserted": self.inserted,
             "voided": self.voided,
             "newest": list(self.newest),
-            "names": names,
-            "placed": torch.from_numpy(table),
-            "running": torch.from_numpy(np.concatenate(running)),
+            "names": list(self.numbers.names),
+            "placed": torch.from_numpy(self.numbers.table),
+            "running": torch.from_numpy(self.numbers.running),
         }
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> "Layout":
         """Inverse of `state_dict`; CheckpointInvalid for what is no layout."""
         try:
-            placed = _placed(state["names"], state["placed"].tolist(), state["running"].numpy())
+            numbers = Numbers(tuple(state["names"]), state["placed"].numpy(), state["running"].numpy())
+            placed = _placed(numbers)
             first, end = state["newest"]
             return cls(
                 oldest=int(state["oldest"]),
@@ -78,14 +131,15 @@ class Layout:
                 voided=int(state["voided"]),
                 newest=(int(first), int(end)),
                 placed=tuple(placed),
+                numbers=numbers,
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointInvalid(f"the checkpoint's layout of the replay ring cannot be read: {error!r}") from error
 
 
-def _placed(names: list[str], table: Iterable[list[int]], running: BoolArray) -> list[Placed]:
-    placed, at = [], 0
-    for slot, worker, epoch, seq, produced, start, steps, envs, tail, created_ms in table:
+def _placed(numbers: Numbers) -> list[Placed]:
+    placed, at, names = [], 0, numbers.names
+    for slot, worker, epoch, seq, produced, start, steps, envs, tail, created_ms in numbers.table.tolist():
         placed.append(
             Placed(
                 slot=names[slot],
@@ -96,7 +150,7 @@ def _placed(names: list[str], table: Iterable[list[int]], running: BoolArray) ->
                 steps=steps,
                 envs=envs,
                 tail=tail,
-                running=running[at : at + envs].copy(),
+                running=numbers.running[at : at + envs].copy(),
                 last_obs={},
                 worker=names[worker],
                 created_ms=created_ms,

@@ -31,7 +31,7 @@ import torch
 
 from clawq.errors import ConfigError
 from clawq.replay.columns import Column, Packed, TrackedColumn, pieces
-from clawq.replay.layout import Layout
+from clawq.replay.layout import Layout, Register
 from clawq.replay.rowsize import forecast_bytes
 from clawq.replay.seams import Placed, joined_envs
 from clawq.replay.validation import check_schema
@@ -119,6 +119,7 @@ class ReplayRing:
         self._newest = (0, 0)
         self.changes = 0
         self._order: deque[Placed] = deque()
+        self._added, self._register = 0, Register()
         self._by_slot: dict[str, deque[Placed]] = {}
         self._watchers: list[RowWatcher] = []
 
@@ -408,15 +409,16 @@ class ReplayRing:
         if previous is not None:
             previous.forget_seam()
         self._order.append(placed)
+        self._added += 1
         self._by_slot.setdefault(placed.slot, deque()).append(placed)
 
     # --- as it was ----------------------------------------------------------------------------------------------
 
     def layout(self) -> Layout:
         """Which fragments lie where now."""
-        return Layout(
-            self._oldest, self._head, self._size, self._inserted, self._voided, self._newest, tuple(self._order)
-        )
+        numbers = self._register.follow(self._order, self._added)
+        placed = tuple(self._order)
+        return Layout(self._oldest, self._head, self._size, self._inserted, self._voided, self._newest, placed, numbers)
 
     def restore(self, layout: Layout) -> None:
         """Take over a layout; `restored` follows when the rows from `oldest` to `head` have been written again.

@@ -8,15 +8,15 @@ and take a few kilobytes when compressed.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clawq.errors import CheckpointInvalid
+from clawq.replay.layout import START, STEPS, Layout
 from clawq.replay.ring import BACK, HOP, ReplayRing
-from clawq.replay.seams import Placed
 from clawq.types import Array, BoolArray
 
 
@@ -35,10 +35,10 @@ class Traces:
     hops: Array
 
     @classmethod
-    def of(cls, ring: ReplayRing, placed: Sequence[Placed]) -> "Traces":
-        """The traces of a ring with those fragments; copies."""
-        firsts = _rows([one.start for one in placed], placed)
-        lasts = _rows([one.last_row - one.envs + 1 for one in placed], placed)
+    def of(cls, ring: ReplayRing, layout: Layout) -> "Traces":
+        """The traces of a ring with that layout; copies."""
+        envs, starts, steps = layout.numbers.envs, layout.numbers.table[:, START], layout.numbers.table[:, STEPS]
+        firsts, lasts = _rows(starts, envs), _rows(starts + (steps - 1) * envs, envs)
         backs = ring.links_of(firsts % ring.capacity)[:, BACK]
         return cls(ring.valid_slots.copy(), backs, ring.links_of(lasts % ring.capacity)[:, HOP])
 
@@ -68,10 +68,9 @@ class Traces:
         return cls(valid, backs, hops)
 
 
-def _rows(first: Sequence[int], placed: Sequence[Placed]) -> Array:
+def _rows(first: Array, envs: Array) -> Array:
     """Positions first, first + 1, ... of N rows for each fragment, int64 [sum of N]."""
-    envs = np.array([one.envs for one in placed], np.int64)
     begins = np.cumsum(envs) - envs
     within = np.arange(int(envs.sum()), dtype=np.int64) - np.repeat(begins, envs)
-    positions: Array = np.repeat(np.array(first, np.int64), envs) + within
+    positions: Array = np.repeat(first, envs) + within
     return positions

@@ -443,7 +443,7 @@ def test_a_ring_rebuilt_from_the_streams_holds_what_the_lost_one_held(consumer_o
         consumer.commit(one)
     rebuilt = ReplayRing(SPEC, 1000)
     layout = ring.layout()
-    rebuild = Rebuild(rebuilt, layout, Traces.of(ring, layout.placed))
+    rebuild = Rebuild(rebuilt, layout, Traces.of(ring, layout))
     assert rebuild.put_back(transport.source().read_back(consumer.committed_cursors()), EXAMINER) == 19
     assert rebuild.finish() == []
     assert rebuilt.check_valid() == (True, "")

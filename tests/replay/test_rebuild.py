@@ -62,7 +62,7 @@ class World:
     def saved(self) -> tuple[Layout, Traces]:
         """Through a checkpoint and back."""
         layout = self.ring.layout()
-        traces = Traces.of(self.ring, layout.placed)
+        traces = Traces.of(self.ring, layout)
         return Layout.of_state(layout.state_dict()), Traces.of_state(traces.state_dict())
 
 
@@ -212,7 +212,7 @@ def test_priorities_of_a_ring_of_another_capacity_go_with_their_rows() -> None:
 def test_traces_that_cannot_be_read_are_refused(spoil: dict[str, Any]) -> None:
     world = World(0, slots=1)
     world.insert(3)
-    state = Traces.of(world.ring, world.ring.layout().placed).state_dict() | spoil
+    state = Traces.of(world.ring, world.ring.layout()).state_dict() | spoil
     with pytest.raises(CheckpointInvalid, match="traces of the replay ring cannot be read"):
         Traces.of_state(state)
 
