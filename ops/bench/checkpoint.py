@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from clawq.core import Entry
 from clawq.programs.learner import build
 from clawq.programs.parts import make_examiner
 from clawq.programs.resume import archived, bring_back_ring, copier, find_state
@@ -186,7 +187,7 @@ def resume(bench: Bench, session: Session, trainer: Trainer, repeats: int) -> No
     for turn in range(2 * repeats):
         ring = ReplayRing(run.spec, parts.ring.capacity)
         empty = replace(parts, ring=ring, snapshots=None)
-        entries: Iterator = iter(())
+        entries: Iterator[Entry] = iter(())
         copy = copier(run, empty, state, bench.say)
         source = ("snapshot", "streams")[turn % 2]
         if source == "streams":
