@@ -231,6 +231,8 @@ class ByRounds:
 
     def texts(self) -> dict[str, str]:
         """Which round it is, and who is waited for."""
+        if not self.rounds.version:
+            return {}
         missing = self.rounds.describe_missing()
         waited = f", waiting for {missing}" if missing and self.settled else ""
         return {"round": f"{self.rounds.version}{waited}"}

@@ -84,7 +84,8 @@ class Run:
 
     def fragments(self) -> list[Fragment]:
         entries = self.reader.read(0.05)
-        self.seen += [decode(entry.payload) for entry in entries]
+        # An entry without a payload tells only of what was missed.
+        self.seen += [decode(entry.payload) for entry in entries if entry.payload]
         self.reader.acknowledge(self.reader.cursors())
         return self.seen
 
