@@ -95,6 +95,18 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("unread", found.joined("{} fragments", ("unread_fragments", number), "{}B stored", ("stored_bytes", number))),
         ("readers", readers(snapshot)),
         ("ring", found.joined("{}", ("ring/fill", share), "{} env steps", ("ring/size", number))),
+        (
+            "demonstrations",
+            found.joined(
+                "{} env steps", ("demonstrations/env_steps", number), "{} rows a batch", ("demonstrations/rows", number)
+            ),
+        ),
+        (
+            "quarantine",
+            found.joined(
+                "{} rules", ("quarantine/rules", number), "{} env steps masked", ("quarantine/masked", number)
+            ),
+        ),
         ("workers", found.joined("{}", ("workers", number), "{} slots", ("slots", number))),
         ("training", found.joined("return {}", ("episode/return", score), "success {}", ("episode/success", share))),
         ("evaluation", found.joined("return {}", ("eval/mean_return", score), "success {}", ("eval/success", share))),

@@ -23,6 +23,7 @@ from clawq.config import Replay
 from clawq.errors import CheckpointInvalid, SpecMismatch, UserError
 from clawq.programs.episode_hdf5 import read_hdf5
 from clawq.programs.episodes import Episode
+from clawq.programs.memory import Machine
 from clawq.replay.batches import Batches
 from clawq.replay.mixed import DEMONSTRATED
 from clawq.replay.nstep import Gatherer
@@ -36,8 +37,8 @@ from clawq.types import Fragment, FragmentMeta, Metrics
 
 #: Where demonstrations lie in their ring, as a slot's name.
 SLOT = "demonstrations"
-#: Most bytes that the ring of demonstrations may take.
-MOST_BYTES = 32_000_000_000
+#: Share of the free memory that the ring of demonstrations may take.
+MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +109,7 @@ def load_demonstrations(replay: Replay, spec: EnvSpec, returns: Returns, device:
         raise UserError(f"replay.demonstrations: {path} holds no episodes")
     # A ring takes no fragment that is larger than half of it.
     capacity = max(sum(sizes), 2 * max(sizes), 2)
-    if forecast_bytes(spec, capacity) > MOST_BYTES:
-        raise UserError(
-            f"replay.demonstrations: {path} would take {forecast_bytes(spec, capacity) / 1e9:.1f} GB in memory; at "
-            f"most {MOST_BYTES / 1e9:.0f} GB are taken. Give a file with fewer episodes"
-        )
+    check_memory(forecast_bytes(spec, capacity), device, path)
     ring = ReplayRing(spec, capacity, device)
     for fragment in checked(read_hdf5(path, spec), path, spec):
         ring.insert(fragment)
@@ -120,6 +117,18 @@ def load_demonstrations(replay: Replay, spec: EnvSpec, returns: Returns, device:
     rows = replay.demonstrated
     batches = Batches(ring, sampler, rows, lambda: Gatherer(ring, rows, returns))
     return Demonstrations(ring, sampler, batches, len(sizes), digest, rows)
+
+
+def check_memory(wanted_bytes: int, device: str, path: Path) -> None:
+    """UserError if a ring of so many bytes does not fit beside the run's own."""
+    on_gpu = torch.device(device).type == "cuda"
+    free_bytes = torch.cuda.mem_get_info(torch.device(device))[0] if on_gpu else Machine.here().free_bytes
+    if wanted_bytes > MEMORY_SHARE * free_bytes:
+        raise UserError(
+            f"replay.demonstrations: {path} would take {wanted_bytes / 1e9:.2f} GB on {device}, where "
+            f"{free_bytes / 1e9:.2f} GB are free; at most {MEMORY_SHARE:.0%} of that is for demonstrations. Give a "
+            "file with fewer episodes"
+        )
 
 
 def checked(episodes: Iterable[Episode], path: Path, spec: EnvSpec) -> Iterator[Fragment]:

@@ -14,15 +14,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from clawq.core import Entry
+from clawq.replay.batches import Batches
+from clawq.replay.fifo import FifoSampler
+from clawq.replay.mixed import Mixed
 from clawq.replay.nstep import Gatherer
 from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.samplers import UniformSampler
+from clawq.replay.sequences import SequenceGatherer, Sequences
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 from clawq.types import Fragment, FragmentMeta
@@ -95,6 +100,15 @@ def main() -> None:
             return gatherer.gather(sampler.positions(BATCH))
 
         report(bench, f"sample_and_gather_n{n}", draw, bench.pick(2000, 400), "< 600" if n == 1 else None)
+    sequences = SequenceGatherer(ring, Sequences(32, 0, 0.98))
+    report(bench, "sequences_16x32", lambda: sequences.gather(sampler.positions(16)), bench.pick(1000, 200))
+    lanes = [Batches(ring, sampler, BATCH // 2, partial(Gatherer, ring, BATCH // 2, Returns(1, 0.98))) for _ in "ab"]
+    report(bench, "two_lanes_256", Mixed(*lanes).next, bench.pick(1000, 200))
+    once = ReplayRing(SPEC, CAPACITY)
+    fifo = FifoSampler(once, torch.Generator().manual_seed(0))
+    for number in range(1, 150):
+        once.insert(replace(fragments[0], meta=replace(fragments[0].meta, seq=number, produced=number * STEPS * ENVS)))
+    report(bench, "fifo_256", lambda: fifo.draw(BATCH), bench.pick(500, 100))
     bench.result("bytes", float(ring.bytes_per_row), "bytes per row")
 
 

@@ -56,6 +56,14 @@ def test_a_full_snapshot_tells_everything_in_the_order_people_ask() -> None:
     ]
 
 
+def test_demonstrations_and_quarantines_are_shown_where_there_are_any() -> None:
+    some = {"demonstrations/env_steps": 5000.0, "demonstrations/rows": 64.0, "quarantine/rules": 2.0}
+    assert rows({**some, "quarantine/masked": 310.0}) == [
+        ("demonstrations", "5k env steps, 64 rows a batch"),
+        ("quarantine", "2 rules, 310 env steps masked"),
+    ]
+
+
 def test_what_is_not_known_is_left_out() -> None:
     assert rows({}) == []
     assert line({"stage": "starting"}) == "starting"
