@@ -13,6 +13,7 @@ import torch
 from lineage import PRIORITISED, Lineage, become, build, differences, twin
 
 from clawq.config import RunConfig
+from clawq.core import Entry
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs import learning
 from clawq.programs.checkpoint import Checkpoints
@@ -21,6 +22,7 @@ from clawq.programs.resume import changes, find_state
 from clawq.programs.schedule import SCHEDULE_FILE, SessionBegun, read_schedule
 from clawq.programs.train import Trainer
 from clawq.replay.prioritized import PrioritizedSampler
+from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.server import EmbeddedRedis
 
 FRAGMENTS = 40
@@ -214,6 +216,45 @@ def test_what_the_log_has_no_more_is_told_and_the_twin_goes_on_without_it_too(
     assert torch.equal(learned["sampler"]["generator"], applied["sampler"]["generator"])
     np.testing.assert_array_equal(parts.ring.valid_slots, twin_parts.ring.valid_slots)
     desk.lineage.close()
+
+
+def test_what_the_streams_have_no_more_comes_from_the_archive(desk: Desk, tmp_path: Path) -> None:
+    with desk.learner() as first:
+        desk.train(first, entries=20)
+        first.checkpoint(wait=True)
+        before = become(first.parts)
+        placed = first.parts.ring.layout().placed
+    writer = ArchiveWriter(desk.run.archive, desk.run.tag, ArchiveLimits())
+    for one in placed:
+        payload = (tmp_path / "log" / f"{one.slot}_{one.epoch}_{one.seq}").read_bytes()
+        assert writer.append(Entry(one.slot, one.epoch, one.seq, payload))
+    writer.close()
+    # Given a Redis that holds nothing of it any more
+    for slot in {one.slot for one in placed}:
+        last = max((one.epoch, one.seq) for one in placed if one.slot == slot)
+        desk.lineage.data.xtrim(desk.lineage.keys.stream(slot), minid=f"{last[0]}-{last[1] + 1}", approximate=False)
+    with desk.learner() as second:
+        assert "missing" not in desk.said[-1]
+        assert list(differences(become(second.parts), before)) == []
+
+
+def test_with_nothing_of_the_log_left_learning_begins_again_when_the_ring_is_filled(desk: Desk) -> None:
+    with desk.learner() as first:
+        desk.train(first, entries=20)
+        first.checkpoint(wait=True)
+        size, updates = first.parts.ring.size, first.parts.updater.updates
+        slots = {one.slot for one in first.parts.ring.layout().placed}
+    for slot in slots:
+        desk.lineage.data.xtrim(desk.lineage.keys.stream(slot), maxlen=0, approximate=False)
+    with desk.learner() as second:
+        parts = second.parts
+        assert f"; {size} env steps of" in desk.said[-1]
+        assert parts.ring.size == 0
+        assert parts.ring.check_valid() == (True, "")
+        # No burst of updates on nothing, and none to catch up.
+        assert parts.limiter.filling
+        assert parts.limiter.check_valid() == (True, "")
+        assert parts.updater.updates == updates
 
 
 def test_changes_name_every_key_that_differs() -> None:
