@@ -32,6 +32,9 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `pace`               | hash   | session, window that is decided  | 2 fields                 | coordinator, learner|
 | `heartbeats`         | hash   | worker -> JSON                   | pruned; TTL of the key   | workers, coordinator|
 
+`<slot>` is the name of a worker's slot, `<host>-<worker>-<number>`; in a run that goes by rounds it is a seat,
+`seat-<number>`.
+
 Broker server (AOF)
 
 | name                 | type   | holds                            | bound or TTL             | writer, reader      |
