@@ -150,12 +150,10 @@ class Demonstrations(Section):
     Attributes:
         path: HDF5 file or Minari dataset, read where the learner starts.
         share: of each batch; rounded to whole rows, at least one of either kind.
-        format: `auto` or `hdf5`.
     """
 
     path: Annotated[str, Field(min_length=1)]
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    format: Literal["auto", "hdf5"] = "auto"
 
 
 class Replay(Section):

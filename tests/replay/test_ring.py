@@ -83,7 +83,7 @@ def programs(draw: st.DrawFn) -> tuple[int, int, int, bool, int, list[Op]]:
 
 
 @given(programs())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_transition_that_can_be_sampled_is_one_that_happened(
     program: tuple[int, int, int, bool, int, list[Op]],
 ) -> None:
