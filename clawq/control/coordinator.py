@@ -152,7 +152,10 @@ class Coordinator:
         wishes = Wishes(
             config.redis.window_bytes, config.actors.max_actors, config.actors.fragment_s, config.staleness.target
         )
-        self._pace = pace = self._regulator.decide(flow, wishes, slots, now_s)
+        pace = self._regulator.decide(flow, wishes, slots, now_s)
+        if pace is None:
+            return
+        self._pace = pace
         self._pace_record.write(pace.window_bytes)
         told = {"window_bytes": pace.window_bytes, "actors": pace.actors, "set_point_s": set_point_s(flow, wishes)}
         if math.isfinite(flow.delay_s):

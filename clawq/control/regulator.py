@@ -33,8 +33,9 @@ FETCH_S = 0.35
 SATURATED, HUNGRY = 0.5, 0.2
 #: A queue below this share of its set point calls for more actors; only above the other may there be fewer.
 SHORT, FULL = 0.5, 0.8
-#: Fragments in the window while the learner is not saturated.
-ROOMY_FRAGMENTS = 4
+#: Fragments in the window while the learner is not saturated, and seconds of what its actor makes while it is hungry:
+#: several times the way there and back.
+ROOMY_FRAGMENTS, ROOMY_S = 4, 0.5
 #: Time constants of the window and of the number of actors, seconds.
 WINDOW_TAU_S, ACTORS_TAU_S = 0.7, 3.0
 #: Rates are taken over at least this time, seconds.
@@ -103,8 +104,8 @@ class Regulator:
         self._actors: float | None = None
         self._last_s = 0.0
 
-    def decide(self, flow: Flow, wishes: Wishes, slots: int, now_s: float) -> Pace:
-        """The pace from now on.
+    def decide(self, flow: Flow, wishes: Wishes, slots: int, now_s: float) -> Pace | None:
+        """The pace from now on; None before anything came.
 
         Args:
             flow: what is seen.
@@ -114,18 +115,23 @@ class Regulator:
         """
         passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
         most = max(1, min(slots, wishes.max_actors))
-        if self._window is None or self._actors is None or flow.fragment_bytes <= 0:
-            self._window, self._actors = float(wishes.window_bytes), float(most)
-            return Pace(wishes.window_bytes, wishes.max_actors)
+        if flow.fragment_bytes <= 0:
+            return None
+        if self._actors is None:
+            self._actors = float(most)
         total = set_point_s(flow, wishes) * flow.bytes_per_s
         self._actors = _moved(self._actors, self._actors_wanted(flow, total, most), passed_s, ACTORS_TAU_S)
         self._actors = min(max(1.0, self._actors), float(most))
         # No more than there are can be asked to make room: rounding up a half would leave a slot out.
         actors = max(1, min(most, math.ceil(self._actors - 0.25)))
-        saturated = flow.blocked >= SATURATED
-        least = (1 if saturated else ROOMY_FRAGMENTS) * flow.fragment_bytes
-        wanted = min(max(total / (actors + 1), least), float(wishes.window_bytes))
-        self._window = _moved(self._window, wanted, passed_s, WINDOW_TAU_S)
+        if flow.blocked <= HUNGRY:
+            # The queue is empty. The window only bounds what it can become when the learner turns slow.
+            share, least = ROOMY_S * flow.bytes_per_s / actors, ROOMY_FRAGMENTS * flow.fragment_bytes
+        else:
+            share, least = total / (actors + 1), flow.fragment_bytes
+            least *= 1 if flow.blocked >= SATURATED else ROOMY_FRAGMENTS
+        wanted = min(max(share, least), float(wishes.window_bytes))
+        self._window = wanted if self._window is None else _moved(self._window, wanted, passed_s, WINDOW_TAU_S)
         # While nobody is missing, workers that join are welcome at once.
         return Pace(max(1, round(self._window)), actors if actors < most else wishes.max_actors)
 

@@ -13,6 +13,8 @@ from clawq.types import Metrics
 
 #: How often the counters are shown, seconds.
 SHOW_INTERVAL_S = 0.25
+#: Below this share of blocked time nothing queues; staging then holds so many windows, and so many seconds of the flow.
+HUNGRY, STAGED_WINDOWS, STAGED_S = 0.2, 4, 0.5
 #: Versions over which the time between two is taken.
 VERSIONS_AVERAGED = 6
 
@@ -22,13 +24,14 @@ class FlowGauge:
 
     Args:
         intake: what inserts.
-        consumer: what stages; its bound follows the window, or staging would be a queue of its own.
+        consumer: what stages; its bound follows the window.
         link: what knows the streams and the window.
     """
 
     def __init__(self, intake: Intake, consumer: Consumer, link: Link) -> None:
         self._intake, self._consumer, self._link = intake, consumer, link
         self._blocked_s = self._looked_s = self._shown_s = 0.0
+        self._before = 0.0, 0
         self._published_s: deque[float] = deque(maxlen=VERSIONS_AVERAGED)
 
     def look(self, now_s: float) -> None:
@@ -37,9 +40,19 @@ class FlowGauge:
             self._blocked_s += now_s - self._looked_s
         self._looked_s = now_s
         if now_s - self._shown_s >= SHOW_INTERVAL_S:
+            self._fit_staging(now_s)
             self._shown_s = now_s
-            self._consumer.hold(self._link.window_bytes)
             self._link.show({f"flow/{name}": value for name, value in self.read(now_s).items()})
+
+    def _fit_staging(self, now_s: float) -> None:
+        """Staging is one more queue like a slot's; while nothing queues, it only has to outlast an update."""
+        passed_s, (blocked_s, taken) = now_s - self._shown_s, self._before
+        self._before = self._blocked_s, self._intake.payload_bytes
+        window = self._link.window_bytes
+        if self._blocked_s - blocked_s < HUNGRY * passed_s:
+            rate = (self._intake.payload_bytes - taken) / passed_s
+            window = max(STAGED_WINDOWS * window, int(STAGED_S * rate))
+        self._consumer.hold(window)
 
     def published(self, now_s: float) -> None:
         """Weights were published."""

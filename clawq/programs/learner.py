@@ -48,7 +48,7 @@ from clawq.programs.resume import (
     refusal,
 )
 from clawq.programs.run import Run, without_secrets, writing
-from clawq.programs.session import CLAIM_TTL_S, Session
+from clawq.programs.session import CLAIM_TTL_S, Session, first_window
 from clawq.programs.train import Trainer
 from clawq.programs.upkeep import Upkeep
 from clawq.replay.rebuild import ranges
@@ -188,7 +188,7 @@ def build(
         books=Books(data, keys),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
-    link = Link(wires, desired, budget, session.after_event)
+    link = Link(wires, desired, budget, session.after_event, first_window(run))
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     admit = partial(check_memory, session, device, say)

@@ -76,9 +76,17 @@ class Link:
         desired: the control record that actors shall see (its head is moved by publishing).
         stream_budget_bytes: how much the streams may hold before they are trimmed.
         after_event: the run's events up to this id are of earlier sessions, and not for this one.
+        first_window: the window until the coordinator has decided one; None = the largest.
     """
 
-    def __init__(self, wires: Wires, desired: Control, stream_budget_bytes: int, after_event: str = "0-0") -> None:
+    def __init__(
+        self,
+        wires: Wires,
+        desired: Control,
+        stream_budget_bytes: int,
+        after_event: str = "0-0",
+        first_window: int | None = None,
+    ) -> None:
         self._wires = wires
         self._desired = desired
         self.stream_budget_bytes = stream_budget_bytes
@@ -89,8 +97,8 @@ class Link:
         self._sent: Outgoing | None = None
         self._control_due = True
         self._window_bytes = desired.window_bytes
-        #: The window that the coordinator asked for; None = the largest.
-        self._paced: int | None = None
+        #: The window until the coordinator decides, and then what it decided; None = the largest.
+        self._paced: int | None = None if wires.pace is None else first_window
         self._board: dict[str, float | str] = {}
         self._checkpointed: dict[str, str] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
@@ -314,7 +322,7 @@ class Link:
             return
         paced = self._wires.pace.read()
         with self._lock:
-            if paced != self._paced:
+            if paced is not None and paced != self._paced:
                 self._paced, self._control_due = paced, True
 
     def _send_control(self) -> None:

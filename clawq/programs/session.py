@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 CLAIM_TTL_S = 10.0
 #: The same until it has loaded torch and its checkpoint, which takes long on a fresh machine; nobody renews meanwhile.
 LOADING_TTL_S = 120.0
+#: Reward, ends and validity of one env step in a fragment, about, bytes.
+ROW_SCALARS_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -123,10 +125,24 @@ def invite_actors(session: Session) -> None:
     The version holds nothing to load (`updates` is 0); the learner's first own weights follow as version 2.
     """
     ControlRecord(session.data, session.keys, session.claim).write(
-        stop=False, window_bytes=session.run.config.redis.window_bytes, config_epoch=1
+        stop=False, window_bytes=first_window(session.run) or session.run.config.redis.window_bytes, config_epoch=1
     )
     publisher = WeightsPublisher(session.data, session.keys, session.claim)
     publisher.publish({"nothing": np.zeros(1, np.float32)}, 1, updates=0)
+
+
+def first_window(run: Run) -> int | None:
+    """The window until the coordinator knows what the learner takes; None where rounds pace the run.
+
+    Enough for one actor to fill the ring for the first update: what more is made while the learner still loads would
+    be old before it is learned from.
+    """
+    config = run.config
+    if config.sync is not None:
+        return None
+    row_bytes = sum(one.nbytes for one in run.spec.obs.values()) + 4 * run.spec.action.size + ROW_SCALARS_BYTES
+    needed = row_bytes * config.rate_limit.min_size_to_sample
+    return min(config.redis.window_bytes, needed)
 
 
 def close_session(session: Session) -> None:

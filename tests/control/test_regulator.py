@@ -70,6 +70,7 @@ class Simulation:
         self._handed: list[tuple[float, float]] = []
         self._board: dict[str, float | str] = {}
         self._debt, self._turn = 0.0, 0
+        self._hold, self._before = self.window, (0.0, 0.0)
 
     def run(self, seconds: float, bytes_per_s: float) -> None:
         """Go on for so long with a learner that can take so much."""
@@ -106,7 +107,7 @@ class Simulation:
 
     def _learn(self, bytes_per_s: float) -> None:
         # The consumer stages up to the window; one fragment is always let in.
-        while self.queue > self.staged and (not self.staged or self.staged + self.fragment <= self.window):
+        while self.queue > self.staged and (not self.staged or self.staged + self.fragment <= self._hold):
             self._turn += 1
             slot = self.actors[self._turn % self.slots]
             if slot.unread > 0:
@@ -123,13 +124,18 @@ class Simulation:
 
     def _control(self) -> None:
         if self._every(SHOW_S):
+            # As clawq.programs.flow does.
+            hungry = self.blocked_s - self._before[0] < 0.2 * SHOW_S
+            rate = (self.taken - self._before[1]) / SHOW_S
+            self._hold = max(4 * self.window, 0.5 * rate) if hungry else self.window
+            self._before = self.blocked_s, self.taken
             size = self.taken / self.fragments if self.fragments else 0.0
             values = (self.now_s, self.taken, self.blocked_s, self.queue, size, 1.0)
             self._board = {f"flow/{name}": value for name, value in zip(FLOW_NAMES, values, strict=True)}
         if self._every(LOOK_S):
             flow = self.meter.observe(self._board)
             if flow is not None:
-                self.pace = self.regulator.decide(flow, self.wishes, self.slots, self.now_s)
+                self.pace = self.regulator.decide(flow, self.wishes, self.slots, self.now_s) or self.pace
                 self._handed.append((self.now_s + HAND_OVER_S, self.pace.window_bytes))
         while self._handed and self._handed[0][0] <= self.now_s:
             self.window = self._handed.pop(0)[1]
@@ -255,8 +261,8 @@ def test_the_set_point_follows_the_lag_target(target: int | None, version_s: flo
     assert set_point_s(flow, Wishes(10**6, 10, 0.1, target)) == pytest.approx(expected)
 
 
-def test_before_anything_came_nobody_is_held_back() -> None:
-    assert Regulator().decide(Flow(0, 0, 0, 0), Wishes(10**6, 7, 0.1), 3, 0.0) == Pace(10**6, 7)
+def test_before_anything_came_nothing_is_decided() -> None:
+    assert Regulator().decide(Flow(0, 0, 0, 0), Wishes(10**6, 7, 0.1), 3, 0.0) is None
 
 
 def test_the_meter_takes_differences_and_begins_anew_with_another_learner() -> None:
