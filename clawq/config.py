@@ -329,6 +329,20 @@ class Redis(Section):
     stream_bytes: Annotated[int, Field(ge=1_000_000)] | None = None
 
 
+class Source(Section):
+    """Another run, from whose experience this one learns: it has no actors of its own.
+
+    Attributes:
+        run: id of that run, on the same Redis.
+        reader: the name under which it is followed; null = this run's id.
+        required: that run's streams and actors wait for this learner; else it is told what it came too late for.
+    """
+
+    run: Annotated[str, Field(min_length=1)]
+    reader: str | None = None
+    required: bool = False
+
+
 class Archive(Section):
     """The streams on disk too, so that the log can be larger than memory and outlive Redis.
 
@@ -404,6 +418,7 @@ class RunConfig(Section):
     learner: Learner = Learner()
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
+    source: Source | None = None
     redis: Redis = Redis()
     archive: Archive = Archive()
     cores: Cores = Cores()

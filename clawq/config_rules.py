@@ -17,6 +17,7 @@ from clawq.config import (
     RateLimit,
     Redis,
     Replay,
+    Source,
     Staleness,
     Sync,
 )
@@ -260,7 +261,19 @@ def _archive(archive: Archive) -> Iterator[str]:
         )
 
 
+def _source(source: Source | None, archive: Archive, sync: Sync | None, staleness: Staleness) -> Iterator[str]:
+    if source is None:
+        return
+    if archive.enabled:
+        yield "archive.enabled: a run with a source has no streams of its own to archive; the source may archive them"
+    if sync is not None:
+        yield "sync: rounds need actors of one's own; a run with a source has none"
+    if staleness.target is not None or staleness.hard is not None:
+        yield "staleness: a run with a source cannot count policy lag, since the weights versions are the source's"
+
+
 RULES = (
+    Rule(("source", "archive", "sync", "staleness"), _source),
     Rule(("exploration",), _noise),
     Rule(("environment", "replay"), _ring),
     Rule(("replay", "rate_limit"), _first_update),

@@ -24,13 +24,29 @@ def learner() -> None:
 @click.argument("config", required=False)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--run", "run_id", help="Name of the run; default: made from the configuration's name and the time.")
+@click.option("--follow", metavar="RUN", help="Learn from the experience of RUN instead of having actors.")
+@click.option("--reader", metavar="NAME", help="With --follow: name among RUN's readers; default: the run's own.")
+@click.option("--required", is_flag=True, help="With --follow: RUN's streams and actors wait for this learner.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
-def start(config: str | None, overrides: tuple[str, ...], run_id: str | None, resume: Path | None) -> int:
+def start(
+    config: str | None,
+    overrides: tuple[str, ...],
+    run_id: str | None,
+    follow: str | None,
+    reader: str | None,
+    required: bool,
+    resume: Path | None,
+) -> int:
     """Train CONFIG with whatever workers serve this Redis; ends when the budget is spent."""
     # Before the imports below, which take long enough to be interrupted.
     stop = stop_on_signals()
     from clawq.programs.daemon import run_daemon
 
+    if follow is None and (reader is not None or required):
+        raise click.UsageError("--reader and --required need --follow RUN")
+    if follow is not None:
+        named = () if reader is None else (f"source.reader={reader}",)
+        overrides = (*overrides, f"source.run={follow}", *named, f"source.required={str(required).lower()}")
     report = run_daemon(_order(config, overrides, run_id, resume), stop, click.echo)
     click.echo(f"ended: {report['ended']}")
     for name, file in report.get("pictures", {}).items():

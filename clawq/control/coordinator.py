@@ -136,7 +136,8 @@ class Coordinator:
     def _desired(self) -> Desired:
         control = self._control.read()
         return Desired(
-            collect=self._registered and not (control is not None and control.stop),
+            # A run with a source learns from that one's actors.
+            collect=self._registered and self._config.source is None and not (control is not None and control.stop),
             max_actors=self._config.actors.max_actors if self._pace is None else self._pace.actors,
             evaluation_timeout_s=self._config.evaluation.timeout_s,
         )

@@ -122,7 +122,9 @@ def audit(data: Any, keys: RunKeys, folder: Path | None, reader: str = LEARNER) 
     return read_ledger(folder) or audit_checkpoint(None, keys, folder)
 
 
-def keep(data: Any, keys: RunKeys, folder: Path, consumer: Consumer, lost_unacked: float) -> Balance | None:
+def keep(
+    data: Any, keys: RunKeys, folder: Path, consumer: Consumer, lost_unacked: float, reader: str = LEARNER
+) -> Balance | None:
     """Write the learner's last balance into the run folder; None if that was not possible (which is told)."""
     positions, sums = published(consumer)
     sums["lost_unacked"] = lost_unacked
@@ -132,7 +134,7 @@ def keep(data: Any, keys: RunKeys, folder: Path, consumer: Consumer, lost_unacke
     except TransportError as error:
         log.warning("the last balance of the ledger is without Redis: %s", error)
         seen = {}
-    found = balance(LEARNER, f"when the learner ended, {ended}", positions, seen, sums)
+    found = balance(reader, f"when the learner ended, {ended}", positions, seen, sums)
     for problem in found.problems():
         log.warning("ledger: %s", problem)
     try:

@@ -17,6 +17,7 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.cores import thread_env
 from clawq.errors import Interrupted, UserError
+from clawq.programs.following import find_source
 from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
@@ -64,13 +65,16 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
         coordinator = start_coordinator(spawner, run_id, tag, logs, *urls)
         try:
             spec = probe(config, spawner, LogFile(logs / "probe.log"), stop)
-            run = create_run(config, run_id, spec, tag) if kept is None else kept
+            followed = find_source(config, run_id, spec, urls[0], "" if kept is None else kept.follows)
+            follows = "" if followed is None else followed.tag
+            run = create_run(config, run_id, spec, tag, follows) if kept is None else kept
             check_same_spec(run, spec)
             log_to(run.logs / "learner.log", level)
             say(f"run {run.id} in {run.folder}")
             with open_session(run, *urls, spawner, coordinator) as session:
+                session.source = followed
                 # In rounds every version is the learner's own, and the first round begins with its first.
-                if kept is None and config.sync is None:
+                if kept is None and config.sync is None and followed is None:
                     invite_actors(session)
                 check_not_stopped(stop)
                 from clawq.programs.learner import run_learner

@@ -54,7 +54,11 @@ class Gauges:
         numbers |= parts.tempo.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         numbers |= parts.ageing.metrics()
-        return numbers | parts.link.figures() | parts.intake.metrics() | self.evaluation
+        numbers |= parts.link.figures() | parts.intake.metrics() | self.evaluation
+        if parts.config.source is None:
+            return numbers
+        # The fragments' weights versions are those of the run that is followed.
+        return {name: value for name, value in numbers.items() if not name.startswith("policy_lag/")}
 
     def _progress(self, version: int) -> Metrics:
         parts, now_s = self._parts, time.monotonic()

@@ -76,6 +76,11 @@ class Intake:
         """Payload bytes that were read and are not committed."""
         return sum(len(staged.entry.payload) for staged, _ in self._pending) + self._consumer.staged[1]
 
+    @property
+    def pending(self) -> int:
+        """Fragments taken from the consumer and not committed."""
+        return len(self._pending)
+
     def commit(self, most: int, version: int) -> int:
         """Commit up to `most` fragments; returns how many. Never waits.
 

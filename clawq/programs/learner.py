@@ -34,6 +34,7 @@ from clawq.programs.archiving import open_archiver
 from clawq.programs.audit import keep, published, unread_at_end
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
+from clawq.programs.following import Following, take_place
 from clawq.programs.link import Link, Wires
 from clawq.programs.memory import Machine, forecast
 from clawq.programs.parts import Outside, make_examiner, make_parts
@@ -57,6 +58,7 @@ from clawq.transport.books import Books
 from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, memory_left_bytes
 from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, PaceRecord
 from clawq.transport.dead_letters import DeadLetters
+from clawq.transport.keys import LEARNER
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher
@@ -140,9 +142,10 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
             raise
         if trainer.parts.budget.reached is None:
             session.state = "stopped"
-            return finish.stopped_early("stopped by the user")
+            return finish.stopped_early(trainer.ending or "stopped by the user")
         report = finish.complete(stop, say)
         session.state = "stopped" if report["resumable"] else "done"
+        trainer.parts.link.leave_source()
         return report
 
 
@@ -162,7 +165,8 @@ def keep_config(session: Session, config: RunConfig) -> None:
 def keep_books(session: Session, trainer: Trainer) -> None:
     """Leave the ledger's last balance in the run folder."""
     lost = trainer.numbers().get("lost_unacked", 0.0)
-    keep(session.data, session.keys, session.run.folder, trainer.parts.consumer, lost)
+    reader = LEARNER if session.source is None else session.source.reader
+    keep(session.data, session.streams, session.run.folder, trainer.parts.consumer, lost, reader)
 
 
 def build(
@@ -182,10 +186,10 @@ def build(
         board=Board(data, keys),
         reader=reader,
         heartbeats=Heartbeats(data, keys),
-        upkeep=Upkeep(reader, Readers(data, keys), partial(memory_bytes, data), budget, run.id),
+        upkeep=make_upkeep(session, reader, budget),
         pace=PaceRecord(data, keys, session.record.created_ms),
         archiver=archiver,
-        books=Books(data, keys),
+        books=Books(data, session.streams, reader.name),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
     link = Link(wires, desired, budget, session.after_event, first_window(run))
@@ -250,18 +254,31 @@ def session_facts(run: Run, device: str) -> dict[str, Any]:
 
 def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamReader:
     """The reader of the run's streams, going on where a checkpoint's state stands."""
+    source, keys, what = session.source, session.streams, session.record.learner_text
+    name, required = (LEARNER, True) if source is None else (source.reader, source.required)
     if state is None:
-        return StreamReader(session.data, session.keys, what=session.run.id)
+        return StreamReader(session.data, keys, name, required=required, what=what)
     consumed = state["consumer"]
     return StreamReader(
         session.data,
-        session.keys,
+        keys,
+        name,
+        required=required,
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
         unread=unread_at_end(session.run.folder, consumed),
         ordinals=consumed.get("ordinals"),
-        what=session.run.id,
+        what=what,
     )
+
+
+def make_upkeep(session: Session, reader: StreamReader, budget_bytes: int) -> Upkeep | Following:
+    """What keeps the run's own streams; or, of a follower, its place among the readers of others."""
+    data, source = session.data, session.source
+    if source is not None:
+        take_place(reader)
+        return Following(reader, source, data, session.broker)
+    return Upkeep(reader, Readers(data, session.keys), partial(memory_bytes, data), budget_bytes, session.run.id)
 
 
 class Versions:
@@ -278,7 +295,7 @@ def check_memory(session: Session, device: str, say: Callable[[str], None], weig
     """Say what the run will take of memory; UserError if it does not fit, with the largest capacity that does."""
     gpu = device != "cpu"
     machine = Machine.here(torch.cuda.mem_get_info(torch.device(device))[0] if gpu else None)
-    streams, server = stream_budget(session), 0
+    streams, server = stream_budget(session) if session.source is None else 0, 0
     if is_local(session.data_url):
         left = memory_left_bytes(session.data)
         server = streams if left is None else left

@@ -19,6 +19,7 @@ from typing import Any
 
 from clawq.core import Control
 from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
+from clawq.programs.following import Following
 from clawq.programs.upkeep import Upkeep
 from clawq.transport.archiver import Archiver, least
 from clawq.transport.books import Books, Position
@@ -62,7 +63,7 @@ class Wires:
     board: Board
     reader: StreamReader
     heartbeats: Heartbeats
-    upkeep: Upkeep
+    upkeep: Upkeep | Following
     archiver: Archiver | None = None
     books: Books | None = None
     pace: PaceRecord | None = None
@@ -200,6 +201,18 @@ class Link:
     def pressed(self) -> bool:
         """Whether the streams need room that a checkpoint would make."""
         return self._wires.upkeep.pressed
+
+    @property
+    def source_ended(self) -> str | None:
+        """How the run that is followed ended (`finished`, `stopped`), once nothing is left to read there."""
+        upkeep = self._wires.upkeep
+        return upkeep.source_ended if isinstance(upkeep, Following) else None
+
+    def leave_source(self) -> None:
+        """This follower is done for good: nobody shall wait for it."""
+        if isinstance(self._wires.upkeep, Following):
+            with contextlib.suppress(TransportError):
+                self._wires.reader.leave()
 
     def check(self) -> None:
         """Raise what ended the thread, if something did."""
@@ -357,16 +370,11 @@ class Link:
         if now_s - self._swept_s < SWEEP_INTERVAL_S:
             return
         self._swept_s = now_s
-        reader = self._wires.reader
-        reader.sweep()
         beats = self._wires.heartbeats.read()
-        readers = self._wires.upkeep.look(self._window_bytes)
+        readers = self._wires.upkeep.look(self.window_bytes)
         with self._lock:
             self._figures = {
                 **readers,
-                "unread_fragments": float(sum(reader.unread_entries().values())),
-                "unread_bytes": float(reader.unread_bytes()),
-                "stored_bytes": float(reader.stored_bytes()),
                 "shortened_streams": float(self._shortened),
                 "workers": float(len(beats)),
                 "slots": float(sum(beat.slots for beat in beats.values())),

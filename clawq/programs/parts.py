@@ -271,7 +271,7 @@ def returns_of(replay: Replay) -> Returns:
 
 def make_examiner(run: Run) -> Examiner:
     """Decodes and checks the fragments of a run."""
-    return Examiner(decode, FragmentCheck(run.spec, run.tag))
+    return Examiner(decode, FragmentCheck(run.spec, run.follows or run.tag))
 
 
 def largest_fragment_steps(run: Run) -> int:

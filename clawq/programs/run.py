@@ -48,6 +48,7 @@ class Run:
         folder: the run folder.
         config: the resolved configuration.
         spec: what the environment's arrays are.
+        follows: tag of the run from whose experience it learns; empty = its own.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Run:
     folder: Path
     config: RunConfig
     spec: EnvSpec
+    follows: str = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -83,6 +85,7 @@ class Run:
             {
                 "id": self.id,
                 "tag": self.tag,
+                "follows": self.follows,
                 "pid": os.getpid(),
                 "config": without_secrets(self.config).model_dump(mode="json"),
                 "spec": self.spec.to_json(),
@@ -184,9 +187,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def create_run(config: RunConfig, run_id: str, spec: EnvSpec, tag: str | None = None) -> Run:
+def create_run(config: RunConfig, run_id: str, spec: EnvSpec, tag: str | None = None, follows: str = "") -> Run:
     """Make a new run in its folder, with a tag of its own."""
-    run = Run(run_id, tag or new_tag(), prepare_folder(config, run_id), config, spec)
+    run = Run(run_id, tag or new_tag(), prepare_folder(config, run_id), config, spec, follows)
     make_folders(run)
     with writing(run.folder):
         run.save_config()
@@ -207,7 +210,7 @@ def open_run(folder: Path, config: RunConfig | None) -> Run:
         raw: dict[str, Any] = json.loads((folder / "run.json").read_text())
         spec = EnvSpec.from_json(raw["spec"])
         kept = RunConfig.model_validate(raw["config"])
-        run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec)
+        run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec, str(raw.get("follows", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ClawqError) as error:
         raise CheckpointInvalid(f"{folder / 'run.json'} cannot be used: {error}") from error
     check_run_id(run.id)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from clawq.errors import ClaimHeld, ClaimLost, TransportError, UserError
+from clawq.programs.following import Source
 from clawq.programs.keeper import Keeper
 from clawq.programs.run import Run, without_secrets
 from clawq.spawning.logfile import LogFile
@@ -43,6 +44,7 @@ class Session:
     """An open run: clients, claim, and what it will be called when it is over.
 
     `after_event` is the newest event of earlier sessions of the run: what they were told is no word to this one.
+    `source` is the run that it follows, if it follows one.
     """
 
     run: Run
@@ -57,6 +59,12 @@ class Session:
     state: str = "running"
     after_event: str = "0-0"
     keeper: Keeper | None = None
+    source: Source | None = None
+
+    @property
+    def streams(self) -> RunKeys:
+        """Keys of the run whose streams are read."""
+        return self.keys if self.source is None else self.source.keys
 
 
 @contextmanager

@@ -73,6 +73,8 @@ class Trainer:
         self.version = 0
         self.stage = "waiting for actors"
         self.best_return = -math.inf
+        #: Why it ends, other than by budget or by somebody's wish.
+        self.ending = ""
         #: Processes that this run has had, this one included once its session began.
         self.sessions = 0
         self._schedule_position = 0
@@ -211,6 +213,7 @@ class Trainer:
             self.gauge()
             self.parts.recorder.flush()
             self._read_events()
+            self._end_with_source()
         self._checkpoint_when_due(now_s)
         if self.parts.tempo.free:
             self._evaluate_when_due(now_s)
@@ -408,6 +411,18 @@ class Trainer:
         self._checkpointed_s, self._checkpointed_bytes = time.monotonic(), self.parts.intake.payload_bytes
         self._saver.save(self._snapshot())
         self._note_refusals(wait)
+
+    def _end_with_source(self) -> None:
+        """A follower ends with the run that it follows, once all that it read is in its ring."""
+        parts = self.parts
+        how = parts.link.source_ended
+        if how is None or parts.consumer.staged[0] or parts.intake.pending:
+            return
+        self.ending = f"the run that it follows, {parts.config.source and parts.config.source.run}, has {how}"
+        if how == "finished":
+            parts.budget.reached = parts.budget.reached or self.ending
+        elif how == "stopped":
+            self._stop.set()
 
     def _checkpoint_when_due(self, now_s: float) -> None:
         late = now_s - self._checkpointed_s >= self.parts.config.learner.checkpoint_interval_s

@@ -1,6 +1,7 @@
 """Upkeep: keeps a run's streams within their budget and the server's memory, and says who holds them up.
 
-Called by the learner's link, in its thread: `tend` a few times a second, `look` once a second, `squeeze` when the
+Called by the learner's link, in its thread: `tend` a few times a second, `look` once a second (it takes drained
+streams of gone actors away too), `squeeze` when the
 server refused a write for want of memory. The streams' budget is a share of the server's memory, so the server runs
 full only when somebody else fills it, or when entries are so small that their overhead counts: then the streams shrink
 below their budget, by as much as the memory in use is above `FULL_SHARE`.
@@ -56,6 +57,7 @@ class Upkeep:
         self._run_id = run_id
         self._told: dict[str, str] = {}
         self._out_of_memory: str | None = None
+        self._found_before = False
 
     def window(self, wanted_bytes: int) -> int:
         """The window that fits the budget: what is wanted, or less where there are many slots."""
@@ -81,28 +83,32 @@ class Upkeep:
 
     def look(self, window_bytes: int) -> dict[str, float]:
         """Look at memory and readers; returns figures by metric name."""
+        self._reader.sweep()
         self._weigh()
         records = self._readers.list()
         stored, trimming = self._reader.stored_bytes(), self._reader.trimming
-        figures: dict[str, float] = {}
+        unread = sum(self._reader.unread_entries().values())
+        figures = {"unread_fragments": float(unread), "stored_bytes": float(stored)}
+        figures["unread_bytes"] = float(self._reader.unread_bytes())
         for record in records:
-            unread = self._reader.uncheckpointed_bytes(record.taken) + self._reader.unread_bytes()
-            kept = self._reader.uncheckpointed_bytes(record.kept) + self._reader.unread_bytes()
-            figures[f"reader/{record.name}/unread_bytes"] = float(unread)
-            figures[f"reader/{record.name}/uncheckpointed_bytes"] = float(kept)
+            for what, cursors in (("unread", record.taken), ("uncheckpointed", record.kept)):
+                behind = self._reader.uncheckpointed_bytes(cursors) + self._reader.unread_bytes()
+                figures[f"reader/{record.name}/{what}_bytes"] = float(behind)
         waiting = self._reader.withheld_bytes() > 0
         squeezed = self._allowed_bytes < self._budget_bytes
         self.pressed = LEARNER in trimming.holding and (waiting or (squeezed and stored > self._allowed_bytes))
-        before, self.held = self.held, None
+        before, found = self.held, None
         if waiting and trimming.holding:
             names = {record.name: record for record in records}
             holding = [names.get(name, ReaderRecord(name, True)) for name in trimming.holding]
-            self.held = full_text(holding, stored, self._allowed_bytes, self._run_id)
+            found = full_text(holding, stored, self._allowed_bytes, self._run_id)
         else:
             slow = [record for record in records if record.required and self._fills_a_window(record, window_bytes)]
             if slow:
-                self.held = slow_text(slow, self._run_id)
-        self.held = self._out_of_memory or self.held
+                found = slow_text(slow, self._run_id)
+        # What is over by the next look (a slot joined, and windows were narrowed for it) is not worth a word.
+        self.held = self._out_of_memory or (found if self._found_before else None)
+        self._found_before = found is not None
         if self.held and not before:
             log.warning("%s", self.held)
         return figures
@@ -143,10 +149,9 @@ def memory_text(used_bytes: int, most_bytes: int) -> str | None:
 def full_text(holding: list[ReaderRecord], stored_bytes: int, budget_bytes: int, run_id: str) -> str:
     """Why actors wait while trimming does."""
     names = " and ".join(map(_named, holding))
-    share = f"{stored_bytes / 1e6:.1f} of {budget_bytes / 1e6:.1f} MB"
-    return f"actors wait: the streams are full ({share}), and trimming waits for a checkpoint of {names}" + _advice(
-        holding, run_id
-    )
+    share = f"{stored_bytes / 1e6:.1f} MB, and {budget_bytes / 1e6:.1f} MB with every window full"
+    text = f"actors wait: the streams are full ({share}), and trimming waits for a checkpoint of {names}"
+    return text + _advice(holding, run_id)
 
 
 def slow_text(slow: list[ReaderRecord], run_id: str) -> str:

@@ -37,6 +37,8 @@ from clawq.types import FragmentMeta
 KEPT_EPOCHS = 16
 #: Why entries that were there were never read: trimming did not wait for this reader.
 TRIMMED = "trimmed"
+#: The same, of entries that were trimmed before this reader began.
+BEFORE = "before_it_began"
 #: The id before all others.
 START = "0-0"
 #: Why acknowledged entries were never read: the server came back without them.
@@ -232,6 +234,15 @@ class Ledger:
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
         counts, place = self.counts, self._places.setdefault(slot, Place())
+        if settled.ordinal and not place.entries and slot not in self.ordinals:
+            # What was trimmed before this reader began is nothing that it missed, but Redis has counted it.
+            before = settled.ordinal - (settled.missed or 1)
+            place.gap += before
+            if before:
+                _add(counts.gaps, BEFORE, before)
+                self.missed.setdefault(slot, Missed()).owed = True
+                # Nor are the seq numbers before it missing.
+                self.marks.advance(slot, settled.epoch, max(0, settled.seq - (settled.missed or 1)))
         if settled.ordinal:
             self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
         if settled.missed:
@@ -290,7 +301,7 @@ class Ledger:
         # An actor may tell of drops before the fragments around them: what is missing never counts twice.
         rest, missed = produced - dropped - steps, self.missed.get(slot)
         if missed is not None and missed.owed and rest > 0:
-            missed.steps += rest
+            missed.steps += rest if missed.fragments else 0
             self.counts.missed_steps += rest
         else:
             self.counts.unaccounted_steps += rest

@@ -108,6 +108,11 @@ class RunRecord:
         """Its keys on the data server."""
         return RunKeys(self.tag)
 
+    @property
+    def learner_text(self) -> str:
+        """Its learner, in words."""
+        return f"learner {self.run_id} on {self.learner.get('host', '?')}, pid {self.learner.get('pid', '?')}"
+
     def same_session(self, other: "RunRecord") -> bool:
         """Whether the same session of the same learner wrote both; another one has taken the run over otherwise."""
         return (self.tag, self.created_ms, self.learner) == (other.tag, other.created_ms, other.learner)

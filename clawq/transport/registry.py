@@ -109,7 +109,7 @@ class Readers:
             gone = records.pop(name, None)
             pipe.multi()
             pipe.hdel(self._keys.readers, name)
-            pipe.unlink(self._keys.cursors(name), self._keys.kept(name))
+            pipe.unlink(self._keys.cursors(name), self._keys.kept(name), self._keys.ledger(name))
             if name != ARCHIVE:
                 pipe.unlink(presence(self._keys, name))
             self._tell(pipe, records)

@@ -47,7 +47,7 @@ class DirectLink:
     def __init__(self, transport: MemoryTransport, source: Any) -> None:
         self._publisher, self._source = transport.publisher(), source
         self._checkpointed: Mapping[str, str] = {}
-        self.pressed = False
+        self.pressed, self.source_ended = False, None
         self.published_version, self.stream_budget_bytes = 0, STREAM_BYTES
 
     def publish(self, outgoing: Outgoing) -> None:

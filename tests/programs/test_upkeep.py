@@ -180,7 +180,7 @@ def test_C58_a_full_server_pauses_actors_with_that_reason_and_flow_resumes_by_it
 ) -> None:
     rig = make_rig(redis={"window_bytes": 30_000_000, "stream_bytes": 34_000_000})
     # Somebody else's: the streams' share of the memory is not there.
-    for number in range(46):
+    for number in range(52):
         rig.data.set(f"somebody-elses-{number}", bytes(1_000_000))
     floods = [rig.flood("a", 70), rig.flood("b", 70)]
     eventually(lambda: all(flood.sender.waited_s["full"] > 0 for flood in floods), "actors wait: out of memory", 60)

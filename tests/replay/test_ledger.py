@@ -181,3 +181,35 @@ def test_what_a_reader_missed_is_no_part_of_its_place() -> None:
     settle(ledger, 6)
     assert ledger.places["s"].gap == 4
     assert place_of(ledger) == (2, "1-6")
+
+
+def test_what_was_trimmed_unread_is_a_gap_in_fragments_at_once_and_in_env_steps_with_the_next_header() -> None:
+    ledger = Ledger()
+    ledger.settle("s", Settled(1, 1, "committed", meta_of(1), ordinal=1))
+    # Number 4 was dropped by the outbox; 2, 3 and 5 were in the stream and were trimmed.
+    ledger.settle("s", Settled(1, 5, "trimmed", ordinal=4, missed=3))
+    assert_valid(ledger)
+    assert ledger.counts.gaps == {"trimmed": 3}
+    assert ledger.counts.gap_fragments == 1
+    assert (ledger.cursors, ledger.ordinals) == ({"s": "1-5"}, {"s": 4})
+    ledger = Ledger(json.loads(json.dumps(ledger.state_dict())) | {"marks": ledger.state_dict()["marks"]})
+    ledger.settle("s", Settled(1, 6, "committed", meta_of(6, dropped={"outbox_full": 6}), ordinal=5))
+    assert_valid(ledger)
+    counts = ledger.counts
+    assert (counts.missed_steps, counts.unaccounted_steps, counts.produced_steps) == (18, 0, 36)
+    assert (ledger.missed["s"].fragments, ledger.missed["s"].steps) == (3, 18)
+    assert ledger.places["s"].gap == 3
+    # What is missing from now on is missing without a reason again.
+    settle(ledger, 8)
+    assert ledger.counts.unaccounted_steps == 6
+
+
+def test_what_went_before_a_reader_began_is_told_apart_from_what_it_missed() -> None:
+    ledger = Ledger()
+    ledger.settle("s", Settled(1, 11, "committed", meta_of(11), ordinal=11))
+    ledger.settle("t", Settled(1, 4, "trimmed", ordinal=4, missed=4))
+    assert_valid(ledger)
+    assert ledger.counts.gaps == {"before_it_began": 10, "trimmed": 4}
+    assert (ledger.counts.missed_steps, ledger.counts.unaccounted_steps) == (60, 0)
+    assert ledger.counts.gap_fragments == 0
+    assert {slot: missed.fragments for slot, missed in ledger.missed.items()} == {"s": 0, "t": 4}

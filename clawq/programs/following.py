@@ -1,0 +1,165 @@
+"""A learner that follows another run: it learns from that run's streams, and does everything else on its own.
+
+It is a run like any other (id, tag, folder, weights, evaluations, checkpoints, budget) whose experience is made by the
+actors of the *source*. In the source's keys it writes nothing but its place among the readers: registration, cursors,
+ledger. It begins with what the streams hold, it never trims, and it sends no leases; its evaluations are tasks for any
+worker that serves it. Environments must be the same, to the last bound.
+
+It ends when its own budget is spent, or with its source: when that has finished and nothing is left to read, the
+follower finishes too (final weights, evaluation, pictures); when the source was only stopped, the follower stops as
+well, and both can be resumed. A source whose learner died is waited for.
+
+As an optional reader it is never waited for, and counts what it came too late for; as a required one it holds trimming
+and actors back.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from clawq.config import RunConfig
+from clawq.errors import ClaimHeld, UserError
+from clawq.specs import EnvSpec
+from clawq.transport.client import connect
+from clawq.transport.control import ControlRecord, RunRegistry
+from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
+from clawq.transport.readers import PRESENCE_TTL_S, StreamReader
+
+log = logging.getLogger(__name__)
+
+#: The source counts as read to its end when nothing came for so long after it had ended, seconds.
+DRAINED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run that is followed.
+
+    Attributes:
+        run_id: its name.
+        tag: its tag.
+        reader: under which name it is followed.
+        required: in which role.
+    """
+
+    run_id: str
+    tag: str
+    reader: str
+    required: bool
+
+    @property
+    def keys(self) -> RunKeys:
+        """Its keys."""
+        return RunKeys(self.tag)
+
+
+def find_source(config: RunConfig, run_id: str, spec: EnvSpec, broker_url: str, tag: str = "") -> Source | None:
+    """The run that a configuration follows, None if it follows none.
+
+    Args:
+        config: of the follower.
+        run_id: its name.
+        spec: of its environment.
+        broker_url: where runs are registered.
+        tag: of the source that it followed before it was resumed, empty for a new one.
+
+    Raises:
+        UserError: there is no such run, or it is another one, or its environment differs.
+    """
+    wanted = config.source
+    if wanted is None:
+        return None
+    registry = RunRegistry(connect(broker_url))
+    record = registry.get(wanted.run)
+    if record is None or record.run_id == run_id:
+        others = ", ".join(run.run_id for run in registry.list() if run.run_id != run_id) or "none"
+        raise UserError(f"source.run: there is no run {wanted.run!r} on this Redis to follow; there are {others}")
+    if tag and record.tag != tag:
+        raise UserError(f"source.run: the run {wanted.run} that is here is another one than {run_id} followed before")
+    theirs = EnvSpec.from_json(record.spec)
+    if theirs.fingerprint != spec.fingerprint:
+        raise UserError(
+            f"source.run: {wanted.run} cannot be followed, its environment differs: {differences(theirs, spec)}"
+        )
+    reader = wanted.reader or run_id
+    if reader == LEARNER or not NAME_PATTERN.fullmatch(reader):
+        raise UserError(f"source.reader: {reader!r} cannot be the name of a reader; choose another")
+    return Source(record.run_id, record.tag, reader, wanted.required)
+
+
+def differences(theirs: EnvSpec, ours: EnvSpec) -> str:
+    """What is not the same in two specs, as `action: [...] there, [...] here`."""
+    there, here = theirs.to_json(), ours.to_json()
+    return "; ".join(f"{name}: {there[name]} there, {here[name]} here" for name in there if there[name] != here[name])
+
+
+def take_place(reader: StreamReader) -> None:
+    """Show that a reader is there, waiting until a killed predecessor counts as gone; UserError if somebody is."""
+    deadline = time.monotonic() + 1.5 * PRESENCE_TTL_S
+    while True:
+        try:
+            reader.beat()
+            return
+        except ClaimHeld as error:
+            if time.monotonic() > deadline:
+                raise UserError(f"source.reader: {error}; choose another name") from None
+            time.sleep(0.2)
+
+
+class Following:
+    """The upkeep of a follower (see clawq.programs.upkeep): nothing is trimmed, and the source's end is looked for.
+
+    Args:
+        reader: of the source's streams.
+        source: which run.
+        data: client of the data server.
+        broker: client of the broker.
+    """
+
+    held: str | None = None
+    pressed = False
+
+    def __init__(self, reader: StreamReader, source: Source, data: Any, broker: Any) -> None:
+        self._reader, self._source = reader, source
+        self._control, self._registry = ControlRecord(data, source.keys), RunRegistry(broker)
+        self._told: dict[str, str] = {}
+        self._quiet_s: float | None = None
+        #: How the source ended, once nothing is left to read.
+        self.source_ended: Literal["finished", "stopped"] | None = None
+
+    def window(self, wanted_bytes: int) -> int:
+        """What is wanted: it paces nobody."""
+        return wanted_bytes
+
+    def tend(self, checkpointed: Mapping[str, str], window_bytes: int) -> None:
+        """Be there, and tell how far this reader will never read again."""
+        self._reader.beat()
+        if checkpointed != self._told:
+            self._reader.checkpointed(checkpointed)
+            self._told = dict(checkpointed)
+
+    def squeeze(self, checkpointed: Mapping[str, str], window_bytes: int) -> None:
+        """Nothing of this run's is in the streams."""
+
+    def look(self, window_bytes: int) -> dict[str, float]:
+        """Figures by metric name; afterwards `source_ended` is up to date."""
+        unread = sum(self._reader.unread_entries().values())
+        ended = self._how_it_ended()
+        now_s = time.monotonic()
+        if ended is None or unread:
+            self._quiet_s = None
+        elif self._quiet_s is None:
+            self._quiet_s = now_s
+        elif now_s - self._quiet_s >= DRAINED_S:
+            self.source_ended = ended
+        return {"unread_fragments": float(unread)}
+
+    def _how_it_ended(self) -> Literal["finished", "stopped"] | None:
+        control, record = self._control.read(), self._registry.get(self._source.run_id)
+        if record is not None and record.tag == self._source.tag:
+            return None
+        # What a finished run leaves is deleted, but for a record that says stop in epoch 0.
+        finished = control is None or (control.stop and control.config_epoch == 0)
+        return "finished" if finished else "stopped" if control is not None and control.stop else None

@@ -1,0 +1,87 @@
+"""`clawq reader` over real servers."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from clawq.cli.main import run
+from clawq.transport.control import Board, Events, RunRecord, RunRegistry
+from clawq.transport.keys import RunKeys
+from clawq.transport.readers import StreamReader
+from clawq.transport.registry import MOST_READERS, Readers
+from clawq.transport.server import EmbeddedRedis
+
+
+@pytest.fixture
+def demo(
+    redis_servers: EmbeddedRedis,
+    broker_client: redis.Redis,
+    data_client: redis.Redis,
+    run_keys: RunKeys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
+    """A registered run with a required reader that is gone."""
+    monkeypatch.setenv("CLAWQ_BROKER_URL", redis_servers.broker_url)
+    monkeypatch.setenv("CLAWQ_DATA_URL", redis_servers.data_url)
+    run_id = f"demo-{run_keys.tag[:8]}"
+    registry = RunRegistry(broker_client)
+    registry.add(RunRecord(run_id, run_keys.tag, state="running"))
+    Readers(data_client, run_keys).enter("learner", True)
+    reader = StreamReader(data_client, run_keys, "keeper", required=True)
+    reader.read(0.0)
+    reader.close()
+    figures = {"reader/keeper/unread_bytes": 10.0, "reader/keeper/uncheckpointed_bytes": 2_000_000.0}
+    Board(data_client, run_keys).write({**figures})
+    yield run_id
+    registry.remove(run_id)
+
+
+def test_readers_are_listed_with_role_presence_and_what_they_have_to_do(
+    demo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["reader", "ls", demo]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("learner  required, since ")
+    assert "keeper  required, since " in second
+    assert "not there; 10B unread, 2MB not checkpointed" in second
+    assert run(["reader", "ls", demo, "--json"]) == 0
+    assert [record["name"] for record in json.loads(capsys.readouterr().out)] == ["learner", "keeper"]
+
+
+def test_dropping_gives_up_the_claim_and_is_told_and_counted(
+    demo: str, data_client: redis.Redis, run_keys: RunKeys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert data_client.hget(run_keys.control, "required") == b"keeper,learner"
+    assert run(["reader", "drop", demo, "keeper"]) == 0
+    assert "dropped keeper; 2.0 MB that it had not checkpointed may be trimmed" in capsys.readouterr().out
+    assert data_client.hget(run_keys.control, "required") == b"learner"
+    [event] = Events(data_client, run_keys).read()
+    assert (event.kind, event.facts["reader"], event.facts["required"]) == ("reader_dropped", "keeper", True)
+    for name, words in (("keeper", "has no reader 'keeper'; there are learner"), ("learner", "cannot be dropped")):
+        assert run(["reader", "drop", demo, name]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_dropped_reader_that_is_alive_learns_of_it(demo: str, data_client: redis.Redis, run_keys: RunKeys) -> None:
+    from clawq.errors import ClaimLost
+
+    reader = StreamReader(data_client, run_keys, "other")
+    reader.read(0.0)
+    assert run(["reader", "drop", demo, "other"]) == 0
+    assert reader._presence is not None
+    reader._presence.ttl_s = 0.0
+    with pytest.raises(ClaimLost, match="reader other was dropped"):
+        reader.beat()
+
+
+def test_readers_are_bounded(data_client: redis.Redis, run_keys: RunKeys) -> None:
+    from clawq.errors import TransportError
+
+    readers = Readers(data_client, run_keys)
+    for number in range(MOST_READERS):
+        readers.enter(f"r{number}", required=False)
+    with pytest.raises(TransportError, match="which is the most; drop one"):
+        readers.enter("one-more", required=False)
+    readers.enter("r0", required=True)

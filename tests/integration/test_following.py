@@ -1,0 +1,138 @@
+"""A second learner on another run's streams: real processes, real Redis."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import assert_books_balance
+from clawq_process import ROOT, Clawq, Command
+
+from clawq.programs.checkpoint import Checkpoints
+from clawq.replay.ledger import Ledger
+from clawq.transport.client import connect
+from clawq.transport.control import RunRegistry
+from clawq.transport.keys import RunKeys
+from clawq.transport.registry import Readers
+from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import parse_id, parse_trimmed
+
+Eventually = Callable[..., None]
+QUICK = ("evaluation.interval_s=null", "evaluation.final_episodes=2", "record.animation=false", "budget={}")
+
+
+class Pair:
+    """A run with actors, and what follows it."""
+
+    def __init__(self, servers: EmbeddedRedis, home: Clawq) -> None:
+        self.home = home
+        self.data: Any = connect(servers.data_url)
+        self.registry = RunRegistry(connect(servers.broker_url))
+
+    def learner(self, run: str, *words: str) -> Command:
+        point = str(ROOT / "configs" / "point.yaml")
+        return self.home.start("learner", "start", point, f"folder={self.home.runs}", *QUICK, *words, "--run", run)
+
+    def keys(self, run: str) -> RunKeys:
+        record = self.registry.get(run)
+        assert record is not None
+        return record.keys
+
+    def number(self, run: str, name: str) -> float:
+        values = [line[name] for line in self.home.metrics(run) if line.get(name) is not None]
+        return float(values[-1]) if values else 0.0
+
+    def trimmed(self, keys: RunKeys) -> tuple[int, int]:
+        """Id of the last entry that was trimmed from the one slot's stream."""
+        return max((parse_trimmed(told)[0] for told in self.data.hvals(keys.trimmed)), default=(0, 0))
+
+    def kept(self, keys: RunKeys, reader: str) -> tuple[int, int]:
+        """Id of the last entry that a reader has in its checkpoint."""
+        return max(parse_id(told.decode()) for told in self.data.hvals(keys.kept(reader)))
+
+    def balance(self, run: str, reader: str) -> None:
+        """`clawq log ledger` finds nothing wrong."""
+        told = self.home.call("log", "ledger", run, "--reader", reader)
+        assert told.status == 0, told.output
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
+    pair = Pair(servers, Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url))
+    yield pair
+    pair.home.close()
+    pair.data.close()
+    servers.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_second_learner_learns_from_the_same_fragments_dies_and_goes_on_while_the_first_notices_nothing(
+    pair: Pair, eventually: Eventually
+) -> None:
+    worker = pair.home.start("worker", "start", "--slots", "1", "--name", "w")
+    first = pair.learner("a", "redis.stream_bytes=1000000", "learner.checkpoint_interval_s=2")
+    eventually(lambda: pair.number("a", "updates") > 20, "the first learns", 150)
+    other = ("algorithm.options.hidden=[16]", "replay.batch_size=32", "learner.checkpoint_interval_s=1")
+    second = pair.learner("b", *other, "--follow", "a")
+    eventually(lambda: pair.number("b", "updates") > 20, "the second learns", 150)
+    source = pair.keys("a")
+    assert not pair.data.exists(pair.keys("b").slots), "no actor works for the second"
+    told = pair.home.call("reader", "ls", "a")
+    assert "learner  required" in told.output
+    assert "b  optional" in told.output
+    assert "learner b on" in told.output
+    # Killed, and away for so long that the streams cannot hold all of it
+    checkpoints = pair.home.runs / "b" / "checkpoints"
+    eventually(lambda: len(list(checkpoints.glob("*.ckpt"))) >= 2, "two checkpoints", 90)
+    for process in reversed(second.tree()):
+        process.kill()
+    second.wait(5)
+    eventually(lambda: pair.trimmed(source) > pair.kept(source, "b"), "the first goes on, and the log does", 120)
+    second = pair.home.start("learner", "start", "--resume", str(pair.home.runs / "b"))
+    steps = pair.number("b", "env_steps")
+    eventually(lambda: pair.number("b", "env_steps") > steps + 1000, "the second goes on", 150)
+    pair.balance("a", "learner")
+    pair.balance("a", "b")
+    # When the first is stopped the second reads to the end, and stops too
+    assert pair.home.call("learner", "stop", "a").status == 0
+    assert first.wait(60) == 0
+    assert second.wait(120) == 0, second.output + pair.home.logs("b")
+    assert "has stopped" in pair.home.report("b")["ended"]
+    assert pair.home.report("b")["resumable"]
+    counts = assert_books_balance(pair.data, source, pair.home.runs / "a")
+    assert (counts["gaps"], counts["unaccounted_steps"]) == ({}, 0)
+    # Every fragment that was acknowledged is in the second's ring, or told as trimmed before it came
+    checkpoint = Checkpoints(checkpoints).load_latest()
+    assert checkpoint is not None
+    ledger = Ledger(checkpoint.state["consumer"])
+    assert ledger.check_valid() == (True, "")
+    acknowledged = sum(
+        pair.data.xinfo_stream(source.stream(slot.decode()))["entries-added"] for slot in pair.data.hkeys(source.slots)
+    )
+    known = ledger.counts
+    assert acknowledged == known.committed + sum(known.gaps.values()) + sum(known.rejected.values()) + known.duplicates
+    assert known.gaps["trimmed"] > 0
+    assert known.produced_steps == known.committed_steps + known.missed_steps
+    # It left nothing in the first's keys but its place
+    mine = {key.decode().removeprefix(source.prefix) for key in pair.data.keys(source.prefix + "*b")}
+    assert mine <= {"cursors:b", "kept:b", "ledger:b"}
+    assert [record.name for record in Readers(pair.data, source).list()] == ["learner", "b"]
+    assert worker.status is None
+    for run in ("a", "b"):
+        assert "Traceback" not in pair.home.logs(run)
+
+
+@pytest.mark.timeout(300)
+def test_what_cannot_be_followed_is_refused_with_the_reason(pair: Pair, eventually: Eventually) -> None:
+    nobody = pair.learner("b", "--follow", "nobody")
+    assert nobody.wait(120) == 2
+    assert "there is no run 'nobody' on this Redis to follow" in nobody.output
+    first = pair.learner("a")
+    eventually(lambda: pair.registry.get("a") is not None, "the first is there", 120)
+    other = pair.learner("c", "environment.options.max_episode_steps=7", "--follow", "a")
+    assert other.wait(120) == 2
+    assert "its environment differs: max_episode_steps: 20 there, 7 here" in other.output, other.output
+    assert "Traceback" not in nobody.output + other.output
+    assert first.status is None
