@@ -2,8 +2,8 @@
 
 Each env of an actor has its own noise size, evenly spread from the least to the most (Li et al. 2023, "Parallel
 Q-Learning", §3.2: mixed exploration): some envs exploit, some explore, and nobody has to tune one number. While the
-learner has not trained yet, actions are uniform; later a share of them may be (Andrychowicz et al. 2017, arXiv:1707.01495,
-appendix A: where reward is rare, small noise around a policy that knows nothing finds nothing).
+learner has not trained yet, actions are uniform; later a share of them may be (Andrychowicz et al. 2017,
+arXiv:1707.01495, appendix A: where reward is rare, small noise around a policy that knows nothing finds nothing).
 
 Everything here is in policy space, [-1, 1]; what comes out is what is executed and stored.
 """

@@ -34,8 +34,9 @@ class Td3Options(Section):
         policy_delay: critic updates for each update of the policy and the targets.
         target_noise: standard deviation of the smoothing noise on target actions, in policy space.
         target_noise_clip: bound of that noise.
-        target_range: (least, largest) target value, in scaled rewards; null = any. Where returns are known to lie within,
-            as in [-1/(1-gamma), 0] for a reward of -1 until success, targets cannot run away (Andrychowicz et al. 2017).
+        target_range: (least, largest) target value, in scaled rewards; null = any. Where returns are known to lie
+            within, as in [-1/(1-gamma), 0] for a reward of -1 until success, targets cannot run away (Andrychowicz et
+            al. 2017).
         action_penalty: factor on the mean square of the policy's actions in its loss (same source; 0 = none).
         grad_clip: largest gradient norm (actor and critics each); null = no limit.
         normalize_obs: normalise observations by running statistics.

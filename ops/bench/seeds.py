@@ -109,8 +109,10 @@ def main() -> None:
             before = os.getloadavg()[0]
             runs.append(run_seed(config, seed, folder, bench.quick))
             rows.append(row_of(seed, runs[-1]))
-            facts = {name: rows[-1][name] for name in ("env_steps", "updates", "success", "seconds")}
-            bench.result(f"{config}_seed_{seed}", rows[-1]["mean_return"], "final mean return", load=before, **facts)
+            facts: dict[str, Any] = {name: rows[-1][name] for name in ("env_steps", "updates", "success", "seconds")}
+            bench.result(
+                f"{config}_seed_{seed}", rows[-1]["mean_return"], "final mean return", target=None, load=before, **facts
+            )
         text = f"# configs/{config}.yaml, seed after seed\n\n{bench.describe()}\n\n{table(rows)}"
         print(text)
         if bench.commit and not bench.quick:

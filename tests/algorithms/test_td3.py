@@ -393,7 +393,8 @@ def test_fast_products_change_little_and_leave_the_switch_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [("hidden", []), ("hidden", [0]), ("lr_actor", 0), ("tau", 0), ("tau", 1.5), ("policy_delay", 0),
-     ("average_decay", 1.0), ("target_range", (1, 1)), ("action_penalty", -1), ("grad_clip", 0), ("obs_clip", -1), ("target_noise", math.nan), ("gamma", 0.9)],
+     ("average_decay", 1.0), ("target_range", (1, 1)), ("action_penalty", -1),
+     ("grad_clip", 0), ("obs_clip", -1), ("target_noise", math.nan), ("gamma", 0.9)],
 )  # fmt: skip
 def test_impossible_options_are_refused(option: str, value: object) -> None:
     with pytest.raises(ValidationError, match=option):
