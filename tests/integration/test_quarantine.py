@@ -92,7 +92,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 def test_the_experience_of_a_quarantined_worker_is_never_sampled_again_and_the_other_goes_on(
     lab: Lab, eventually: Eventually, sampler: str
@@ -121,8 +121,8 @@ def test_the_experience_of_a_quarantined_worker_is_never_sampled_again_and_the_o
 
     # From the answer on no batch shows one of its rows, though it goes on sending
     refused = lab.number("rejected/quarantined")
-    eventually(lambda: lab.number("rejected/quarantined") > refused + 5, "later fragments are refused", 60)
-    eventually(lambda: len(lab.batches()) > answered + 200, "updates from the other worker", 60)
+    eventually(lambda: lab.number("rejected/quarantined") > refused + 5, "later fragments are refused", 120)
+    eventually(lambda: len(lab.batches()) > answered + 200, "updates from the other worker", 120)
     assert {mark for marks in lab.batches()[answered:] for mark in marks} == {GOOD}
     listed = lab.home.call("log", "quarantine", "r1", "--list").output
     assert f"worker {worker}" in listed
@@ -132,7 +132,7 @@ def test_the_experience_of_a_quarantined_worker_is_never_sampled_again_and_the_o
     # Lifted, it is learned from again
     lifted = lab.home.call("log", "quarantine", "r1", "--lift", "2")
     assert "what was masked stays masked" in lifted.output
-    eventually(lambda: any(BAD in marks for marks in lab.batches()[-50:]), "its new rows in batches", 60)
+    eventually(lambda: any(BAD in marks for marks in lab.batches()[-50:]), "its new rows in batches", 120)
     assert lab.home.call("learner", "stop", "r1").status == 0
     counts = assert_books_balance(lab.data, record.keys, lab.home.runs / "r1")
     assert counts["rejected"]["quarantined"] > 0
