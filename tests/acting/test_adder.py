@@ -8,7 +8,7 @@ import pytest
 from clawq.acting.adder import Adder, Limits, Origin, step_bytes
 from clawq.errors import SpecMismatch
 from clawq.testing.scripted import SPEC, CountingEnv
-from clawq.types import Fragment, Voided
+from clawq.types import Fragment, Provenance, Voided
 
 ORIGIN = Origin(run="0" * 32, worker="host/w", slot="host-w-0", seed=7)
 
@@ -212,3 +212,14 @@ def test_adding_without_an_open_fragment_is_refused() -> None:
     refused: Callable[[], object] = lambda: adder.add(action, {}, env.step(action))  # noqa: E731
     with pytest.raises(RuntimeError, match="open"):
         refused()
+
+
+def test_fragments_say_where_they_come_from() -> None:
+    made_by = Provenance("host", "test:count", "0.1", "abc")
+    adder = Adder(SPEC, 2, replace(ORIGIN, made_by=made_by), Limits(1e9, 10_000))
+    env = CountingEnv(2)
+    adder.begin(env.reset([0, 1]))
+    adder.open(1, 0.0)
+    action = np.zeros((2, SPEC.action.size), np.float32)
+    adder.add(action, {}, env.step(action))
+    assert adder.close().meta.made_by == made_by

@@ -94,6 +94,14 @@ def test_a_lost_fragment_breaks_the_episode_and_the_rest_is_marked_as_a_part() -
     assert [(e.steps, e.whole, e.ended) for e in episodes] == [(2, True, False), (4, False, True), (4, True, True)]
 
 
+def test_a_lost_fragment_breaks_the_episode_even_where_all_observations_look_alike() -> None:
+    slot = TrueSlot("s", 1, np.random.default_rng(0), itertools.count(1), chances=Chances(0.0, 0.0))
+    alike = [slot.fragment(4)[0] for _ in range(3)]
+    alike = [replace(one, obs={key: np.zeros_like(column) for key, column in one.obs.items()}) for one in alike]
+    assert [e.steps for e in stitch(alike)] == [12]
+    assert [e.steps for e in stitch([alike[0], alike[2]])] == [4, 4]
+
+
 def test_an_actor_that_took_a_new_epoch_goes_on_with_its_episodes() -> None:
     fragments = real(6, steps=2)
     later = [replace(one, meta=replace(one.meta, epoch=9, seq=seq, life=1)) for seq, one in enumerate(fragments[2:], 1)]

@@ -1,0 +1,74 @@
+"""The learner's archive: opened as configured, refused in words, and waited for by trimming."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from clawq.config import RunConfig
+from clawq.core import Control, Entry
+from clawq.errors import UserError
+from clawq.programs.archiving import open_archiver, open_log
+from clawq.programs.link import Link, Wires
+from clawq.programs.run import Run
+from clawq.testing.experience import SPEC
+from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
+from clawq.transport.keys import RunKeys
+from clawq.transport.segment_index import segment_paths
+
+
+def made_run(at: Path, keys: RunKeys, **archive: Any) -> Run:
+    config = RunConfig.model_validate({"name": "t", "environment": {"name": "point"}, "archive": archive})
+    at.mkdir(exist_ok=True)
+    return Run("t-1", keys.tag, at, config, SPEC)
+
+
+def test_there_is_no_archive_unless_it_is_wanted(tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys) -> None:
+    assert open_archiver(made_run(tmp_path, run_keys), data_client, print) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_stands_in_the_run_folder_or_where_the_configuration_says(
+    tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    for run, place in (
+        (made_run(tmp_path / "a", run_keys, enabled=True), tmp_path / "a" / "archive"),
+        (made_run(tmp_path / "b", run_keys, enabled=True, folder=str(tmp_path / "big")), tmp_path / "big" / "t-1"),
+    ):
+        archiver = open_archiver(run, data_client, print)
+        assert archiver is not None
+        archiver.close()
+        assert len(segment_paths(place)) == 1
+        assert list(open_log(run, None).entries()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_a_mistake_told_at_the_start(
+    tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    run = made_run(tmp_path / "run", run_keys, enabled=True, folder=str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot be written: .*archive\.folder=PATH"):
+        open_archiver(run, data_client, print)
+    ArchiveWriter(tmp_path / "run" / "archive", "f" * 32, ArchiveLimits()).close()
+    with pytest.raises(UserError, match=r"is of the run with tag f{32}.*archive\.folder=PATH"):
+        open_archiver(made_run(tmp_path / "run", run_keys, enabled=True), data_client, print)
+
+
+def test_what_a_crash_cost_is_said(tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys) -> None:
+    run, said = made_run(tmp_path, run_keys, enabled=True), list[str]()
+    writer = ArchiveWriter(run.archive, run.tag, ArchiveLimits())
+    writer.append(Entry("w-0", 1, 1, b"whole"))
+    writer.close()
+    with segment_paths(run.archive)[0].open("ab") as file:
+        file.write(b"CLQR and no more")
+    archiver = open_archiver(run, data_client, said.append)
+    assert archiver is not None
+    assert said == ["archive: segment-000000000001.clq: a torn end of 16 bytes was cut off"]
+    # And trimming waits for it: what the learner has checkpointed is kept until it is archived too
+    nothing = cast(Any, None)
+    wires = Wires(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, archiver=archiver)
+    link = Link(wires, Control(0, False, 1, 1), 1_000_000)
+    link.checkpointed({"w-0": "1-9", "w-1": "1-5"})
+    assert link._trimmable() == {"w-0": "1-1"}
+    archiver.close()
