@@ -12,6 +12,7 @@ from recorded import Recorded
 
 from clawq.cli.bisect import lines
 from clawq.errors import TooManyNonFinite, UserError
+from clawq.programs import bisect as bisect_module
 from clawq.programs.bisect import Bisection, Stopped, Verdict
 from clawq.programs.divergence import LEVEL, WINDOW, Limits, Watch
 from clawq.transport.server import EmbeddedRedis
@@ -30,6 +31,12 @@ def record(
     yield begin
     for one in made:
         one.close()
+
+
+@pytest.fixture(autouse=True)
+def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings of a few hundred rows: what is in them is drawn soon."""
+    monkeypatch.setattr(bisect_module, "SLACK", 60)
 
 
 @pytest.fixture
@@ -81,6 +88,8 @@ def test_a_fragment_with_rewards_beyond_all_numbers_is_named_with_its_origin_and
         assert text in told
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_loss_that_jumps_is_found_by_its_level(record: Callable[..., Recorded]) -> None:
     # Of batches of 64, most hold a row of one poisoned fragment: the median knows.
     limit = {"samples_per_insert": 16, "min_size_to_sample": 40, "error_buffer": None}
