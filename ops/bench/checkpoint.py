@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from clawq.core import Entry
+from clawq.core import Batch, Entry
 from clawq.programs.learner import build
 from clawq.programs.parts import make_examiner
 from clawq.programs.resume import archived, bring_back_ring, copier, find_state
@@ -98,9 +98,9 @@ class Watch:
         trainer.parts.updater.update = self.update  # type: ignore[method-assign,assignment]
         trainer.checkpoint = self.checkpoint  # type: ignore[method-assign]
 
-    def update(self, *arguments: object) -> bool:
+    def update(self, batch: Batch, progress: float) -> bool:
         """As the updater."""
-        done = self._update(*arguments)  # type: ignore[arg-type]
+        done = self._update(batch, progress)
         self.ends_s.append(time.perf_counter())
         if self.spans_s and len(self.spans_s[-1]) == 1 and not self._trainer._saver.busy:
             self.spans_s[-1].append(self.ends_s[-1])

@@ -1,12 +1,21 @@
 """Checkpoints beside the loop: trimming only behind what is on disk, refusals told, worse things raised."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.checkpoint import Checkpoints, read_header
 from clawq.programs.saver import Saver, Snapshot
+from clawq.replay import snapshot as replay_snapshot
+from clawq.replay.ring import ReplayRing
+from clawq.replay.snapshot import Owner, load_manifest
+from clawq.replay.snapshot_writer import SnapshotWriter
+from clawq.testing.experience import SPEC, TrueSlot
 
 
 def snapshot(updates: int, **more: Any) -> Snapshot:
@@ -58,4 +67,70 @@ def test_a_state_that_cannot_be_saved_is_a_bug_and_raised(tmp_path: Path) -> Non
     saver.save(snapshot(1, bad=object()))
     with pytest.raises(TypeError):
         list(saver.refusals(wait=True))
+    saver.close()
+
+
+def unheard(cursors: Mapping[str, str]) -> None:
+    """Nobody trims."""
+
+
+def ring_of(fragments: int) -> ReplayRing:
+    ring, actor = ReplayRing(SPEC, 5000), TrueSlot("w", 4, np.random.default_rng(0), count(1))
+    for _ in range(fragments):
+        ring.insert(actor.fragment(20)[0])
+    return ring
+
+
+def test_a_score_that_comes_later_keeps_the_ring_of_its_checkpoint(tmp_path: Path) -> None:
+    ring, checkpoints = ring_of(10), Checkpoints(tmp_path / "c", keep=2)
+    rings = SnapshotWriter(ring, tmp_path / "c" / "ring", Owner("r1", "0" * 32, SPEC.fingerprint))
+    saver = Saver(checkpoints, nothing, unheard, rings)
+    first = replace(snapshot(1), ring=rings.cut())
+    saver.save(first)
+    saver.save(replace(first, ring=None), score=1.0)
+    assert list(saver.refusals(wait=True)) == []
+    scored = read_header(checkpoints.paths()[0])
+    assert scored.score == 1.0
+    assert load_manifest(tmp_path / "c" / "ring", scored.ring).head == ring.head
+    # And of the best one that is not among the newest only the weights are kept
+    for updates in (2, 3):
+        saver.save(replace(snapshot(updates), ring=rings.cut()))
+    assert list(saver.refusals(wait=True)) == []
+    assert len(checkpoints.paths()) == 3
+    assert {path.name for path in (tmp_path / "c" / "ring").glob("ring-*")} == checkpoints.rings()
+    saver.close()
+
+
+def test_chunks_are_on_disk_before_a_checkpoint_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_snapshot, "CHUNK_ROWS", (1024, 1024))
+    ring = ring_of(10)
+    rings = SnapshotWriter(ring, tmp_path / "ring", Owner("r1", "0" * 32, SPEC.fingerprint))
+    saver = Saver(Checkpoints(tmp_path), nothing, unheard, rings)
+    saver.write_ahead()
+    assert list(saver.refusals(wait=True)) == []
+    assert not (tmp_path / "ring").exists()
+    actor = TrueSlot("v", 4, np.random.default_rng(1), count(5000))
+    while ring.settled < 2048:
+        ring.insert(actor.fragment(20)[0])
+    saver.write_ahead()
+    assert list(saver.refusals(wait=True)) == []
+    assert len(list((tmp_path / "ring").glob("rows-*.bin"))) == 2
+    saver.close()
+
+
+def test_a_refused_snapshot_refuses_its_checkpoint_so_that_nothing_is_trimmed_behind_it(tmp_path: Path) -> None:
+    told: list[Any] = []
+    ring, checkpoints = ring_of(10), Checkpoints(tmp_path / "c")
+    (tmp_path / "ring").write_text("a file where the folder should be")
+    rings = SnapshotWriter(ring, tmp_path / "ring", Owner("r1", "0" * 32, SPEC.fingerprint))
+    saver = Saver(checkpoints, nothing, told.append, rings)
+    saver.save(replace(snapshot(1), ring=rings.cut()))
+    [refusal] = saver.refusals(wait=True)
+    assert "the snapshot of the replay ring was not written" in str(refusal)
+    assert told == []
+    assert checkpoints.paths() == []
+    (tmp_path / "ring").unlink()
+    saver.save(replace(snapshot(2), ring=rings.cut()))
+    assert list(saver.refusals(wait=True)) == []
+    assert told == [{"slot": "1-2"}]
     saver.close()
