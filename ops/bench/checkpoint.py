@@ -95,7 +95,7 @@ class Watch:
         self.calls_cpu_ms: list[float] = []
         self.spans_s: list[list[float]] = []
         self._trainer, self._update, self._checkpoint = trainer, trainer.parts.updater.update, trainer.checkpoint
-        trainer.parts.updater.update = self.update  # type: ignore[method-assign,assignment]
+        trainer.parts.updater.update = self.update  # type: ignore[method-assign]
         trainer.checkpoint = self.checkpoint  # type: ignore[method-assign]
 
     def update(self, batch: Batch, progress: float) -> bool:

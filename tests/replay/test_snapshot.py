@@ -22,7 +22,7 @@ from clawq.replay.ring import ReplayRing
 from clawq.replay.snapshot import Gap, Owner, check_fits, load_manifest, restore_rows
 from clawq.replay.snapshot_writer import SnapshotWriter
 from clawq.specs import ArraySpec
-from clawq.testing.experience import SPEC, TrueSlot
+from clawq.testing.experience import SPEC, Chances, TrueSlot
 
 OWNER = Owner("r1", "0123456789abcdef0123456789abcdef", SPEC.fingerprint)
 CHUNK = 32
@@ -430,3 +430,48 @@ def test_a_writer_killed_at_any_moment_leaves_every_checkpoint_with_its_whole_ri
     writer.keep(checkpoints.rings())
     needed = checkpoints.rings().union(*(load_manifest(tmp_path / "ring", one).files() for one in checkpoints.rings()))
     assert {one.name for one in (tmp_path / "ring").iterdir()} == needed
+
+
+def test_rows_overwritten_while_they_are_copied_are_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, actors = ReplayRing(SPEC, 300), Experience()
+    writer = SnapshotWriter(ring, tmp_path, OWNER)
+    actors.insert(ring, 40)
+    cut, layout, before = writer.cut(), copied(ring.layout()), content(ring)
+    read, hurried = ring.packed.read, iter([True])
+
+    def interrupted(at: int, rows: int) -> Any:
+        # The learner overwrites a part of the first chunk while the saver copies it.
+        if next(hurried, False):
+            while ring.oldest == layout.oldest:
+                actors.insert(ring)
+        return read(at, rows)
+
+    monkeypatch.setattr(ring.packed, "read", interrupted)
+    found, gaps = restored(tmp_path, writer.write(cut), layout, 300)
+    [gap] = gaps
+    assert (gap.first, gap.end) == (layout.oldest, ring.oldest)
+    packed, rows = next(iter(snapshot.row_columns(ring))), slice(gap.end - gap.first, None)
+    assert content(found)[packed][rows].tobytes() == before[packed][rows].tobytes()
+
+
+def test_tail_rows_at_the_end_of_a_chunk_are_not_taken_for_settled(tmp_path: Path) -> None:
+    actor = TrueSlot("w", 4, np.random.default_rng(0), count(1), chances=Chances(0, 0))
+    ring = ReplayRing(SPEC, 300)
+    ring.insert(actor.fragment(7)[0])
+    assert ring.head == CHUNK > ring.settled
+    writer = SnapshotWriter(ring, tmp_path, OWNER)
+    name = writer.write(writer.cut())
+    # When a resumed learner goes on, the next fragment takes the place of the tail rows
+    again = ReplayRing(SPEC, 300)
+    again.restore(copied(ring.layout()))
+    manifest = load_manifest(tmp_path, name)
+    writer = SnapshotWriter(again, tmp_path, OWNER)
+    writer.adopt(manifest, restore_rows(again, tmp_path, manifest))
+    again.restored()
+    again.insert(actor.fragment(7)[0])
+    assert again.head == CHUNK + 28
+    found, gaps = restored(tmp_path, writer.write(writer.cut()), again.layout(), 300)
+    assert gaps == []
+    assert_same(found, again)
