@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lineage import PRIORITISED, Lineage, differences
+from lineage import PRIORITISED, Lineage, differences, follow
 
 from clawq.programs.schedule import SCHEDULE_FILE, FragmentCommitted, SessionBegun, read_schedule
 from clawq.transport.server import EmbeddedRedis
@@ -27,10 +27,14 @@ def killed_and_resumed(lineage: Lineage, kills: int, fragments: int, seed: int) 
     return [*said, words]
 
 
-def assert_the_twin_is_the_same(lineage: Lineage) -> dict[str, Any]:
+def assert_the_twin_is_the_same(lineage: Lineage, own_process: bool) -> dict[str, Any]:
     """An uninterrupted learner, fed the log by the schedule, is the killed one to the last bit."""
-    status, words = lineage.call("apply")
-    assert status == 0, words
+    if own_process:
+        status, words = lineage.call("apply")
+        assert status == 0, words
+    else:
+        torch.set_num_threads(1)
+        follow(lineage.run, lineage.folder / "log")
     learned, applied = (torch.load(lineage.run.folder / name) for name in ("learned.pt", "applied.pt"))
     assert list(differences(learned, applied)) == []
     losses = lineage.losses("losses.txt"), lineage.losses("losses_applied.txt")
@@ -43,9 +47,9 @@ def assert_the_twin_is_the_same(lineage: Lineage) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("replay", "kills", "fragments"),
     [
-        pytest.param(PRIORITISED, 3, 60, id="prioritised", marks=pytest.mark.timeout(300)),
-        pytest.param(PRIORITISED, 20, 200, id="prioritised-20", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-        pytest.param({}, 20, 200, id="uniform-20", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param(PRIORITISED, 3, 60, id="prioritised", marks=pytest.mark.timeout(900)),
+        pytest.param(PRIORITISED, 20, 200, id="prioritised-20", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param({}, 20, 200, id="uniform-20", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 def test_C28_a_learner_killed_again_and_again_is_the_one_that_never_was(
@@ -55,7 +59,7 @@ def test_C28_a_learner_killed_again_and_again_is_the_one_that_never_was(
     lineage = Lineage(tmp_path, urls, replay, fragments)
     try:
         killed_and_resumed(lineage, kills, fragments, seed=kills)
-        learned = assert_the_twin_is_the_same(lineage)
+        learned = assert_the_twin_is_the_same(lineage, own_process=kills > 3)
         assert learned["env_steps"] == lineage.steps
         assert learned["updates"] > 100
         records = list(read_schedule(lineage.run.folder / SCHEDULE_FILE))

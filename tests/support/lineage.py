@@ -107,7 +107,7 @@ class Lineage:
             text=True,
         )
 
-    def call(self, mode: str, timeout_s: float = 120.0, **request: Any) -> tuple[int, str]:
+    def call(self, mode: str, timeout_s: float = 300.0, **request: Any) -> tuple[int, str]:
         """Run one to its end: status and what it said."""
         with self.start(mode, **request) as process:
             try:
@@ -167,7 +167,6 @@ class Watch:
     """Writes the losses of each update, and ends the process in its midst if that was asked for."""
 
     def __init__(self, parts: Parts, file: Path, kill_at: int | None = None, before: bool = False) -> None:
-        self._out = file.open("a")
         update = parts.updater.update
 
         def watched(batch: Any, progress: float) -> bool:
@@ -177,8 +176,8 @@ class Watch:
             made = update(batch, progress)
             losses = parts.updater.metrics
             shown = losses["critic_loss"].hex(), losses["q_mean"].hex()
-            self._out.write(f"{parts.updater.updates} {shown[0]} {shown[1]} .\n")
-            self._out.flush()
+            with file.open("a") as out:
+                out.write(f"{parts.updater.updates} {shown[0]} {shown[1]} .\n")
             if kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             return made
@@ -261,9 +260,13 @@ class _NoLink:
 
 
 def apply(request: dict[str, Any]) -> None:
+    """The twin in a process of its own."""
+    follow(open_run(Path(request["folder"]), None), Path(request["log"]))
+
+
+def follow(run: Run, log: Path) -> None:
     """The twin: from nothing, by the schedule alone."""
-    run = open_run(Path(request["folder"]), None)
-    parts, fetch = twin(run, Path(request["log"]))
+    parts, fetch = twin(run, log)
     Watch(parts, run.folder / "losses_applied.txt")
     learning.apply(read_schedule(run.folder / SCHEDULE_FILE), fetch, parts, make_examiner(run))
     torch.save(become(parts), run.folder / "applied.pt")
