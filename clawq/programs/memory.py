@@ -65,6 +65,7 @@ class Forecast:
         weights: networks, targets and optimisers.
         buffers: staged fragments, copies of the state and of chunks that are being written.
         gpu: whether the learner computes on one.
+        known: whether rows were counted with their observations.
     """
 
     capacity: int
@@ -75,6 +76,7 @@ class Forecast:
     weights: int
     buffers: int
     gpu: bool
+    known: bool
 
     @property
     def ring(self) -> int:
@@ -96,8 +98,10 @@ class Forecast:
         for where, free, beside, each in limits:
             if beside + each * self.capacity > SHARE * free:
                 fits = min(max(0, int((SHARE * free - beside) / each)) for _, free, beside, each in limits)
+                # While the observations are not known, the rows are larger than what was counted.
+                most = "at most" if self.known else "what fits is below"
                 advice = (
-                    f"at most replay.capacity={fits} fits"
+                    f"{most} replay.capacity={fits}"
                     if fits > 1
                     else "no ring fits; make redis.data_memory_mb smaller, or use a data server on another machine"
                 )
@@ -157,6 +161,7 @@ def forecast(
         weights=weights,
         buffers=buffers,
         gpu=gpu,
+        known=spec is not None,
     )
 
 

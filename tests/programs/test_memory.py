@@ -56,7 +56,7 @@ def test_C31_C37_what_does_not_fit_is_refused_with_the_largest_capacity_that_doe
         config = config_of(replay={"capacity": capacity, "sampler": "prioritized"})
         return forecast(config, HAND, gpu=gpu is not None, weights=10_000_000)
 
-    with pytest.raises(UserError, match=r"at most replay\.capacity=(\d+) fits") as caught:
+    with pytest.raises(UserError, match=r"at most replay\.capacity=\d+$") as caught:
         wanted(20_000_000).check(machine)
     most = int(str(caught.value).split("replay.capacity=")[1].split()[0])
     assert fits(wanted(most), machine)
@@ -65,6 +65,11 @@ def test_C31_C37_what_does_not_fit_is_refused_with_the_largest_capacity_that_doe
         assert most == pytest.approx((SHARE * 4e9 - 1024 * 2**20) / forecast_bytes(HAND, 1), rel=0.05)
     else:
         assert most == pytest.approx(SHARE * gpu / (forecast_bytes(HAND, 1) - HOST_ROW_BYTES), rel=0.05)
+
+
+def test_while_the_observations_are_not_known_the_error_says_that_less_fits() -> None:
+    with pytest.raises(UserError, match=r"what fits is below replay\.capacity=\d+$"):
+        forecast(config_of(replay={"capacity": 2_000_000_000}), None).check(MACHINE)
 
 
 def test_where_even_the_data_server_does_not_fit_the_error_says_that_it_is_the_server() -> None:
