@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,15 @@ from clawq.transport.books import Books, Position
 from clawq.transport.claims import holder_of
 from clawq.transport.control import Board
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.stream import parse_id
+from clawq.transport.trimming import trimmed_upto
 
 log = logging.getLogger(__name__)
 
 #: The file of a run folder in which the last balance is kept.
 LEDGER_FILE = "ledger.json"
+#: Why entries are missing that a reader, which is behind, will be told of as trimmed when it reads on.
+NOT_TOLD = "trimmed, not told yet"
 #: A learner at work may be in the midst of beginning anew with another server: for so long differences are looked at
 #: again, every so often, seconds.
 SETTLING_S, LOOK_S = 8.0, 0.25
@@ -59,10 +63,37 @@ def audit_live(data: Any, keys: RunKeys, reader: str = LEARNER, settling_s: floa
         positions, sums = books.read() or ({}, {})
         if sums:
             sums["lost_unacked"] = Board(data, keys).read().get("lost_unacked", 0.0)
+            if reader != LEARNER:
+                positions, sums = with_untold(positions, sums, trimmed_upto(data, keys))
         found = balance(reader, "as it is now", positions, books.look(positions), sums)
         if not found.problems() or time.monotonic() >= deadline:
             return found
         time.sleep(LOOK_S)
+
+
+def with_untold(
+    positions: Mapping[str, Position], sums: Mapping[str, Any], trimmed: Mapping[str, tuple[str, int]]
+) -> tuple[dict[str, Position], dict[str, Any]]:
+    """Positions and sums with what was trimmed before the reader came to it, and what it has not been told of yet.
+
+    Only optional readers are passed by like that, while they are behind.
+
+    Args:
+        positions: as the reader published them.
+        sums: the same.
+        trimmed: slot -> id and ordinal of the last entry trimmed.
+    """
+    found, untold = dict(positions), 0
+    for slot, (at, ordinal) in trimmed.items():
+        place = found.get(slot, Position())
+        behind = ordinal - place.settled - place.gap
+        if behind > 0 and parse_id(at) > parse_id(place.at):
+            found[slot] = replace(place, gap=place.gap + behind)
+            untold += behind
+    if not untold:
+        return found, dict(sums)
+    gaps = dict(sums.get("gaps", {}))
+    return found, {**sums, "gaps": {**gaps, NOT_TOLD: untold}}
 
 
 def audit_checkpoint(data: Any, keys: RunKeys, folder: Path) -> Balance | None:

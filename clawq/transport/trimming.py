@@ -154,6 +154,13 @@ class Trimming:
                 self._client.hdel(self._keys.trimmed, *(slot for _, slot in oldest))
 
 
+def trimmed_upto(client: Any, keys: RunKeys) -> dict[str, tuple[str, int]]:
+    """Slot -> id and ordinal of the last entry that was trimmed from its stream."""
+    with translated(client):
+        told = {slot.decode(): parse_trimmed(one) for slot, one in client.hgetall(keys.trimmed).items()}
+    return {slot: (id_text(entry), ordinal) for slot, (entry, ordinal) in told.items()}
+
+
 def room(budget_bytes: int, window_bytes: int, slots: int, largest_bytes: int) -> int:
     """How many bytes of the budget may hold entries that are taken over; the rest is for the slots' windows.
 

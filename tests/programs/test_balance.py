@@ -5,6 +5,7 @@ import json
 import pytest
 
 from clawq.cli.ledger import lines
+from clawq.programs.audit import NOT_TOLD, with_untold
 from clawq.programs.balance import Balance, balance
 from clawq.replay.ledger import Counts
 from clawq.transport.books import Position, Sighting
@@ -69,3 +70,14 @@ def test_a_redis_that_does_not_count_is_believed_and_that_is_said() -> None:
 def test_a_balance_is_the_same_after_a_round_trip_through_its_file() -> None:
     for one in (found(), found(9), found(None), Balance("learner", "x")):
         assert Balance.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_what_a_reader_that_is_behind_was_not_told_of_yet_is_a_gap_with_that_name() -> None:
+    positions = {"a": Position(5, "1-9", 2), "b": Position(5, "1-5", 0)}
+    trimmed = {"a": ("1-20", 15), "b": ("1-4", 4), "new": ("1-3", 3)}
+    found, sums = with_untold(positions, SUMS, trimmed)
+    assert found == {"a": Position(5, "1-9", 10), "b": Position(5, "1-5", 0), "new": Position(0, "0-0", 3)}
+    assert sums["gaps"] == {"server_lost": 3, NOT_TOLD: 11}
+    assert SUMS["gaps"] == {"server_lost": 3}
+    sightings = {"a": Sighting(18, 3), "b": Sighting(6, 1), "new": Sighting(3, 0)}
+    assert balance("r", "now", found, sightings, {}).problems() == []
