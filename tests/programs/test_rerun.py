@@ -77,7 +77,9 @@ def some_life(recorded: Recorded) -> None:
 
 
 def test_a_replay_gives_the_recorded_weights_bit_for_bit_without_an_actor(record: Callable[..., Recorded]) -> None:
-    recorded = record()
+    # With rates that fall with the spent share of the budget, so that the recorded share counts too
+    options = {"hidden": [8], "lr_final_fraction": 0.1}
+    recorded = record(algorithm={"name": "td3", "options": options}, budget={"env_steps": 1000})
     some_life(recorded)
     report = replayed(recorded)
     assert report["mode"] == "exact"
