@@ -90,6 +90,8 @@ def test_a_second_learner_learns_from_the_same_fragments_dies_and_goes_on_while_
         process.kill()
     second.wait(5)
     eventually(lambda: pair.trimmed(source) > pair.kept(source, "b"), "the first goes on, and the log does", 120)
+    mine = pair.keys("b").claim("learner")
+    eventually(lambda: not pair.data.exists(mine), "the killed learner's claim runs out", 60)
     second = pair.home.start("learner", "start", "--resume", str(pair.home.runs / "b"))
     steps = pair.number("b", "env_steps")
     eventually(lambda: pair.number("b", "env_steps") > steps + 1000, "the second goes on", 150)
@@ -116,8 +118,8 @@ def test_a_second_learner_learns_from_the_same_fragments_dies_and_goes_on_while_
     assert known.gaps["trimmed"] > 0
     assert known.produced_steps == known.committed_steps + known.missed_steps
     # It left nothing in the first's keys but its place
-    mine = {key.decode().removeprefix(source.prefix) for key in pair.data.keys(source.prefix + "*b")}
-    assert mine <= {"cursors:b", "kept:b", "ledger:b"}
+    left = {key.decode().removeprefix(source.prefix) for key in pair.data.keys(source.prefix + "*b")}
+    assert left <= {"cursors:b", "kept:b", "ledger:b"}
     assert [record.name for record in Readers(pair.data, source).list()] == ["learner", "b"]
     assert worker.status is None
     for run in ("a", "b"):
