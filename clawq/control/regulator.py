@@ -124,12 +124,14 @@ class Regulator:
         self._actors = min(max(1.0, self._actors), float(most))
         # No more than there are can be asked to make room: rounding up a half would leave a slot out.
         actors = max(1, min(most, math.ceil(self._actors - 0.25)))
-        if flow.blocked <= HUNGRY:
+        # Between two reads the learner's hands may be empty while the streams are not.
+        queued = flow.unread_bytes >= SHORT * total
+        if flow.blocked <= HUNGRY and not queued:
             # The queue is empty. The window only bounds what it can become when the learner turns slow.
             share, least = ROOMY_S * flow.bytes_per_s / actors, ROOMY_FRAGMENTS * flow.fragment_bytes
         else:
             share, least = total / (actors + 1), flow.fragment_bytes
-            least *= 1 if flow.blocked >= SATURATED else ROOMY_FRAGMENTS
+            least *= 1 if flow.blocked >= SATURATED or queued else ROOMY_FRAGMENTS
         wanted = min(max(share, least), float(wishes.window_bytes))
         self._window = wanted if self._window is None else _moved(self._window, wanted, passed_s, WINDOW_TAU_S)
         # While nobody is missing, workers that join are welcome at once.

@@ -48,9 +48,9 @@ class FlowGauge:
         """Staging is one more queue like a slot's; while nothing queues, it only has to outlast an update."""
         passed_s, (blocked_s, taken) = now_s - self._shown_s, self._before
         self._before = self._blocked_s, self._intake.payload_bytes
-        window = self._link.window_bytes
-        if self._blocked_s - blocked_s < HUNGRY * passed_s:
-            rate = (self._intake.payload_bytes - taken) / passed_s
+        window, rate = self._link.window_bytes, (self._intake.payload_bytes - taken) / passed_s
+        unread = self._link.figures().get("unread_bytes", 0.0)
+        if self._blocked_s - blocked_s < HUNGRY * passed_s and unread <= STAGED_S * rate:
             window = max(STAGED_WINDOWS * window, int(STAGED_S * rate))
         self._consumer.hold(window)
 

@@ -38,7 +38,7 @@ from ops.bench.common import ROOT, Bench, clean_env, scratch
 PICTURE = ROOT / "ops" / "bench" / "regulation.png"
 SAMPLE_S, ENDS_S = 0.1, 5.0
 #: Seconds of an update, one phase after another: steps of the learner's speed by 4 and 1/4.
-PHASES = (0.2, 0.05, 0.2)
+PHASES = (0.08, 0.02, 0.08)
 
 
 @dataclass
@@ -146,7 +146,7 @@ def main() -> None:
         overrides = (
             *(f"folder={folder}", "evaluation.interval_s=null", "budget={}", "metrics=[jsonl]"),
             *("environment.num_envs=8", "environment.options.step_s=0.004", "actors.fragment_s=0.05"),
-            *("rate_limit.samples_per_insert=2", "rate_limit.min_size_to_sample=2000", "replay.batch_size=256"),
+            *("rate_limit.samples_per_insert=4", "rate_limit.min_size_to_sample=2000", "replay.batch_size=256"),
         )
         config = load_config(ROOT / "configs" / "point.yaml", overrides)
         spec = point_spec(PointOptions.model_validate(config.environment.options))
