@@ -125,6 +125,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         stack.callback(keep_books, session, trainer)
         stack.callback(writers.close)
         stack.callback(trainer.close)
+        stack.callback(trainer.parts.link.release_reader)
         stack.callback(trainer.parts.link.stop, END_S)
         stack.callback(trainer.parts.consumer.close, END_S)
         trainer.parts.consumer.start()

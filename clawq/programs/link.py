@@ -214,6 +214,11 @@ class Link:
             with contextlib.suppress(TransportError):
                 self._wires.reader.leave()
 
+    def release_reader(self) -> None:
+        """This process reads no more; its place among the readers is kept."""
+        with contextlib.suppress(TransportError):
+            self._wires.reader.close()
+
     def check(self) -> None:
         """Raise what ended the thread, if something did."""
         if self.failure is not None:
