@@ -264,7 +264,8 @@ class Learner(Section):
         keep_weights: versions kept in Redis beside pinned ones.
         checkpoint_interval_s: time between checkpoints.
         keep_checkpoints: newest checkpoints kept; the best one is kept beside them.
-        snapshot: whether checkpoints hold the replay ring too; `auto` = if the streams cannot hold all of it.
+        snapshot: whether checkpoints hold the replay ring too; `auto` = if the streams cannot hold all of it, or end
+            with the run because Redis is clawq's own.
         max_non_finite: non-finite updates in a row after which the learner gives up.
     """
 

@@ -71,7 +71,7 @@ class Finish:
         say(f"budget reached: {trainer.parts.budget.reached}")
         self._stage("evaluating")
         link.end_actors()
-        version = trainer.publish()
+        version = trainer.publish("final")
         trainer.checkpoint(wait=True)
         self._wait(lambda: link.published_version >= version, PUBLISH_S, stop)
         kept = self._keep_weights(self._run.weights / "final.safetensors")

@@ -44,12 +44,13 @@ EVENTS_HELD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One weights version on its way out."""
+    """One weights version on its way out; with a `pin` it is sent whatever comes after it, and kept under that name."""
 
     version: int
     arrays: dict[str, Array]
     updates: int
     metadata: dict[str, Any]
+    pin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Link:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._ending = threading.Event()
-        self._weights: Outgoing | None = None
+        #: On their way out, by version: the newest, and before it those that are pinned.
+        self._weights: deque[Outgoing] = deque()
         self._sent: Outgoing | None = None
         self._control_due = True
         self._window_bytes = desired.window_bytes
@@ -126,14 +128,15 @@ class Link:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        return not self._thread.is_alive() and self._weights is None
+        return not self._thread.is_alive() and not self._weights
 
     # --- what the main thread leaves here ------------------------------------------------------------------------
 
     def publish(self, outgoing: Outgoing) -> None:
-        """Publish these weights soon; weights that are still waiting are replaced (versions may be skipped)."""
+        """Publish these weights soon; those that still wait are replaced, but for pinned ones: somebody wants them."""
         with self._lock:
-            self._weights = outgoing
+            kept = {each.pin: each for each in self._weights if each.pin is not None and each.pin != outgoing.pin}
+            self._weights = deque([*kept.values(), outgoing])
         self._wake.set()
 
     def checkpointed(self, cursors: Mapping[str, str]) -> None:
@@ -291,15 +294,18 @@ class Link:
             )  # fmt: skip
 
     def _send_weights(self) -> None:
-        with self._lock:
-            outgoing = self._weights
-        if outgoing is None:
-            return
-        self._wires.publisher.publish(outgoing.arrays, outgoing.version, outgoing.updates, outgoing.metadata)
-        with self._lock:
-            self._sent = outgoing
-            if self._weights is outgoing:
-                self._weights = None
+        while True:
+            with self._lock:
+                outgoing = self._weights[0] if self._weights else None
+            if outgoing is None:
+                return
+            self._wires.publisher.publish(
+                outgoing.arrays, outgoing.version, outgoing.updates, outgoing.metadata, outgoing.pin
+            )
+            with self._lock:
+                self._sent = outgoing
+                if self._weights and self._weights[0] is outgoing:
+                    self._weights.popleft()
 
     def _send_small(self) -> None:
         with self._lock:
@@ -366,7 +372,8 @@ class Link:
             self._wires.books.forget()
         with self._lock:
             self._control_due = True
-            self._weights = self._weights or self._sent
+            if not self._weights and self._sent is not None:
+                self._weights.append(self._sent)
         self.restores += 1
 
     def _look_around(self) -> None:

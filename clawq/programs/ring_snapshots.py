@@ -18,7 +18,9 @@ from clawq.replay.snapshot_writer import SnapshotWriter
 def open_snapshots(run: Run, ring: ReplayRing, stream_bytes: int) -> SnapshotWriter | None:
     """What writes the ring's snapshots; None if the configuration wants none."""
     wanted = run.config.learner.snapshot
-    if wanted == "never" or (wanted == "auto" and ring.state.size_bytes <= stream_bytes):
+    # A Redis that nobody named may be one that ends with the run: then nothing of the ring is in streams.
+    streams_hold_it = run.config.redis.data_url is not None and ring.state.size_bytes <= stream_bytes
+    if wanted == "never" or (wanted == "auto" and streams_hold_it):
         return None
     return SnapshotWriter(ring, folder_of(run), owner_of(run))
 

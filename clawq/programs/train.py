@@ -149,8 +149,8 @@ class Trainer:
             self.notices.tell_now_and_then("round", turn.word, ROUND_INTERVAL_S)
         if turn.action == "wait":
             self._wait()
-        elif turn.action == "publish":
-            self._evaluate_when_due(now_s, self.publish())
+        elif turn.action == "publish" and not self._evaluate_when_due(now_s):
+            self.publish()
         # Of the same round, every update is told the same.
         self._note_progress(now_s)
         self._checkpoint_when_due(now_s)
@@ -228,8 +228,12 @@ class Trainer:
             self.publish()
             self._published_s = now_s
 
-    def publish(self) -> int:
-        """Hand the current weights to the link under the next version; returns it."""
+    def publish(self, wanted: str | None = None) -> int:
+        """Hand the current weights to the link under the next version; returns it.
+
+        Args:
+            wanted: the label of an evaluation that needs this version: it is kept until the next one of that label.
+        """
         updater = self.parts.updater
         self.version += 1
         self.parts.recorder.published(self.version)
@@ -238,30 +242,33 @@ class Trainer:
         self._published_updates = updater.updates
         arrays = {name: tensor.numpy() for name, tensor in updater.algorithm.weights().items()}
         metadata = {"env_steps": self.parts.intake.env_steps}
-        self.parts.link.publish(Outgoing(self.version, arrays, updater.updates, metadata))
+        pin = None if wanted is None else f"wanted-{wanted}"
+        self.parts.link.publish(Outgoing(self.version, arrays, updater.updates, metadata, pin))
         self.parts.tempo.published(self.version)
         return self.version
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluate_when_due(self, now_s: float, version: int | None = None) -> None:
-        """Ask for an evaluation of `version`, which was just published; without one, publish for it."""
+    def _evaluate_when_due(self, now_s: float) -> bool:
+        """Publish weights and ask for their evaluation if it is time for that; whether it was."""
         interval_s = self.parts.config.evaluation.interval_s
         if interval_s is None or self.parts.updater.updates == 0:
-            return
+            return False
         if self._evaluated_s == -math.inf:
             self._evaluated_s = now_s
         left_s = self.parts.budget.left_s(now_s)
         # One that would overlap with the final evaluation only takes cores away from the last updates.
-        if now_s - self._evaluated_s >= interval_s and (left_s is None or left_s > interval_s / 2):
-            self._evaluated_s = now_s
-            version = self.publish() if version is None else version
-            snapshot = self._snapshot()
-            if snapshot.ring is not None:
-                # Later the rows are gone: it is a checkpoint now, and gets its score when that is known.
-                self._saver.save(snapshot)
-            self._candidate = replace(snapshot, ring=None)
-            self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
+        if now_s - self._evaluated_s < interval_s or (left_s is not None and left_s <= interval_s / 2):
+            return False
+        self._evaluated_s = now_s
+        version = self.publish("training")
+        snapshot = self._snapshot()
+        if snapshot.ring is not None:
+            # Later the rows are gone: it is a checkpoint now, and gets its score when that is known.
+            self._saver.save(snapshot)
+        self._candidate = replace(snapshot, ring=None)
+        self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
+        return True
 
     def request_evaluation(self, version: int, label: str, episodes: int) -> None:
         """Ask the coordinator for an evaluation of these weights."""

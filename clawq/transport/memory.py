@@ -441,7 +441,12 @@ class MemoryPublisher:
         self._transport, self._keep = transport, keep
 
     def publish(
-        self, arrays: Mapping[str, Any], version: int, updates: int, metadata: Mapping[str, Any] | None = None
+        self,
+        arrays: Mapping[str, Any],
+        version: int,
+        updates: int,
+        metadata: Mapping[str, Any] | None = None,
+        pin: str | None = None,
     ) -> None:
         """Make new weights visible, all at once."""
         copies = {name: np.array(array) for name, array in arrays.items()}
@@ -457,6 +462,8 @@ class MemoryPublisher:
                 raise TransportError(f"weights version {version} is not newer than the head ({head})")
             transport._weights[version] = Weights(version, copies, updates, dict(metadata or {}))
             transport._control["head"] = version
+            if pin is not None:
+                transport._pins[pin] = version
             for old in sorted(transport._weights, reverse=True)[self._keep :]:
                 if old not in transport._pins.values():
                     del transport._weights[old]

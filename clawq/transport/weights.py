@@ -56,7 +56,12 @@ class WeightsPublisher:
         self._pins = Pins(client, keys)
 
     def publish(
-        self, arrays: Mapping[str, Any], version: int, updates: int, metadata: Mapping[str, Any] | None = None
+        self,
+        arrays: Mapping[str, Any],
+        version: int,
+        updates: int,
+        metadata: Mapping[str, Any] | None = None,
+        pin: str | None = None,
     ) -> None:
         """Make new weights visible, all at once.
 
@@ -65,6 +70,7 @@ class WeightsPublisher:
             version: larger than the head.
             updates: updates made so far.
             metadata: JSON-able facts.
+            pin: a name under which the version is kept from the first moment on.
 
         Raises:
             WeightsCorrupt: an array holds values that are not finite; nothing was published.
@@ -89,7 +95,7 @@ class WeightsPublisher:
         try:
             self._stage(staging, blob, meta)
             watching = (self._keys.control, self._keys.pins)
-            moved = watched(self._client, watching, lambda pipe: self._move(pipe, staging, version, meta.encode()))
+            moved = watched(self._client, watching, lambda pipe: self._move(pipe, staging, version, meta.encode(), pin))
         finally:
             if not moved:
                 self._drop(staging)
@@ -122,7 +128,7 @@ class WeightsPublisher:
                 pipe.expire(staging, _STAGING_TTL_S)
                 pipe.execute()
 
-    def _move(self, pipe: Any, staging: str, version: int, meta: bytes) -> bool:
+    def _move(self, pipe: Any, staging: str, version: int, meta: bytes, pin: str | None) -> bool:
         """The MULTI: everything that makes a version visible. False if exactly this is published already."""
         self._claim.verify_in(pipe)
         head = int(pipe.hget(self._keys.control, "head") or 0)
@@ -139,6 +145,8 @@ class WeightsPublisher:
         pipe.persist(self._keys.weights(version))
         pipe.zadd(self._keys.versions, {str(version): version})
         pipe.hset(self._keys.control, "head", version)
+        if pin is not None:
+            pipe.hset(self._keys.pins, pin, version)
         if old:
             pipe.zrem(self._keys.versions, *old)
             pipe.unlink(*(self._keys.weights(each) for each in old))

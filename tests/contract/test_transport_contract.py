@@ -460,6 +460,14 @@ def test_versions_only_grow_and_the_newest_and_pinned_are_kept(transport: Any) -
     assert [v for v in range(1, 9) if _kept(reader, v)] == [6, 7, 8]
 
 
+def test_a_version_can_be_pinned_as_it_is_published(transport: Any) -> None:
+    publisher, reader = transport.publisher(keep=3), transport.weights()
+    for version in range(1, 8):
+        publisher.publish({"w": np.array([version])}, version, version, {}, "wanted" if version in (1, 3) else None)
+    assert publisher.pins() == {"wanted": 3}
+    assert [v for v in range(1, 8) if _kept(reader, v)] == [3, 5, 6, 7]
+
+
 def test_publishing_the_same_once_more_is_success_and_anything_else_under_its_number_is_not(transport: Any) -> None:
     """After an unclear failure the learner publishes the same again."""
     publisher = transport.publisher()
