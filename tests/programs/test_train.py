@@ -369,6 +369,8 @@ def test_a_checkpoint_is_due_by_bytes_too_so_that_trimming_never_starves(desk: D
     config = desk.session.run.config
     small = config.redis.model_copy(update={"stream_bytes": 1_000_000})
     desk.session.run = replace(desk.session.run, config=config.model_copy(update={"redis": small}))
+    # Hundreds of fragments are only to be read: few updates for them
+    desk.change(rate_limit={"samples_per_insert": 0.1, "min_size_to_sample": 40, "error_buffer": 260})
     a = desk.slot("a", 1)
     a.send(1)
     each = len(encode(a.sent[0]))
