@@ -332,9 +332,10 @@ class Trainer:
         """An evaluation is done: show it, keep the best, end the run if it is good enough."""
         names = ("mean_return", "std_return", "success", "mean_length", "version")
         try:
-            numbers = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
-        except (TypeError, ValueError):
-            numbers = {}
+            told = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
+        except (TypeError, ValueError, OverflowError):
+            told = {}
+        numbers = {name: number for name, number in told.items() if math.isfinite(number)}
         if not {"eval/mean_return", "eval/version"} <= numbers.keys():
             self.notices.tell(
                 "an evaluation that cannot be understood was left out; has that worker another version of clawq?"

@@ -19,6 +19,7 @@ from clawq.errors import TransportError
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
 from clawq.transport.keys import LEARNER, RUNS_KEY, RunKeys
+from clawq.transport.texts import parse_json
 
 #: Fields of the control record in the order in which actors fetch them.
 CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")
@@ -30,6 +31,8 @@ _EVENTS_KEPT = 10_000
 _TOMBSTONE_S = 600
 #: A worker that was silent for so long is forgotten.
 HEARTBEAT_TTL_S = 30.0
+#: Numbers in a heartbeat stay below this.
+_LARGEST = 2**53
 
 
 def parse_control(values: list[bytes | None]) -> Control | None:
@@ -173,7 +176,7 @@ class RunRegistry:
 def _run_record(text: bytes | None) -> RunRecord | None:
     """The record, None if that is none of ours: one garbled entry must not hide the others."""
     try:
-        return None if text is None else RunRecord.from_json(json.loads(text))
+        return None if text is None else RunRecord.from_json(parse_json(text))
     except (ValueError, TypeError):
         return None
 
@@ -224,7 +227,7 @@ class Events:
 
 def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
     try:
-        return Event(entry_id.decode(), fields[b"kind"].decode(), dict(json.loads(fields[b"facts"])))
+        return Event(entry_id.decode(), fields[b"kind"].decode(), dict(parse_json(fields[b"facts"])))
     except (KeyError, ValueError, TypeError):
         return None  # somebody else wrote into the stream
 
@@ -342,7 +345,8 @@ class Heartbeats:
             raw = self._client.hgetall(self._key)
             beats = {name: _heartbeat(text) for name, text in raw.items()}
             since_ms = now_ms - self._ttl_s * 1000
-            alive = {name.decode(): beat for name, beat in beats.items() if beat and beat.time_ms >= since_ms}
+            recent = [(name, beat) for name, beat in beats.items() if beat and beat.time_ms >= since_ms]
+            alive = {name.decode(errors="replace"): beat for name, beat in recent}
             silent = [name for name, beat in beats.items() if not beat or beat.time_ms < since_ms]
             if silent:
                 self._client.hdel(self._key, *silent)
@@ -351,9 +355,12 @@ class Heartbeats:
 
 def _heartbeat(text: bytes) -> Heartbeat | None:
     try:
-        return Heartbeat(**json.loads(text))
+        beat = Heartbeat(**parse_json(text))
     except (ValueError, TypeError):
         return None
+    numbers = (beat.slots, beat.busy, beat.pid, beat.time_ms)
+    sound = all(type(one) is int and 0 <= one < _LARGEST for one in numbers)
+    return beat if sound and isinstance(beat.worker, str) and isinstance(beat.host, str) else None
 
 
 def _server_ms(client: Any) -> int:

@@ -19,7 +19,6 @@ acknowledges and trims.
 """
 
 import heapq
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,8 +42,10 @@ from clawq.transport.stream import (
     last_generated,
     parse_id,
     parse_ids,
+    parse_ordinal,
     parse_trimmed,
 )
+from clawq.transport.texts import parse_json
 from clawq.transport.trimming import Trimming
 
 #: Most bytes of one reply; more counts as used memory in the server while it is not read.
@@ -510,17 +511,28 @@ class StreamReader:
 
     def sweep(self) -> list[str]:
         """Remove streams that are empty (drained and trimmed) and that nobody claims; returns their slots."""
-        swept = [slot for slot in list(self._slots) if self.trimming.sweep(slot)]
+        swept = []
+        for slot in list(self._slots):
+            with self._lock:
+                read = self._cursors.get(slot)
+            if self.trimming.sweep(slot):
+                swept.append(slot)
+                self._forget_swept(slot, read)
+        return swept
+
+    def _forget_swept(self, slot: str, read: EntryId | None) -> None:
+        """Forget a slot whose stream was taken away when this much had been read of it."""
         with self._lock:
-            for slot in swept:
+            # A new writer may have made the stream anew meanwhile, and the reading thread may have read of it: that is
+            # not to be read again.
+            if self._cursors.get(slot) == read:
                 # Its ordinals go on if it comes back.
                 self._cursors.pop(slot, None)
                 self.trimming.retained.forget(slot)
                 self._handled.pop(slot, None)
                 self._mirrored.pop(slot, None)
                 self._unread.pop(slot, None)
-            self._slots = [slot for slot in self._slots if slot not in swept]
-        return swept
+                self._slots = [one for one in self._slots if one != slot]
 
 
 def next_subset(slots: Sequence[str], turn: int, largest_bytes: int) -> tuple[list[str], int]:
@@ -536,8 +548,8 @@ def _registered(raw: Mapping[bytes, bytes]) -> dict[str, int]:
     registered = {}
     for name, text in raw.items():
         try:
-            slot, epoch = name.decode(), int(json.loads(text)["epoch"])
-        except (ValueError, KeyError, TypeError):
+            slot, epoch = name.decode(), int(parse_json(text)["epoch"])
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
         if NAME_PATTERN.fullmatch(slot):
             registered[slot] = epoch
@@ -546,9 +558,8 @@ def _registered(raw: Mapping[bytes, bytes]) -> dict[str, int]:
 
 def _entry(slot: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Entry:
     epoch, seq = parse_id(entry_id.decode())
-    ordinal = fields.get(ORDINAL_FIELD, b"")
     # An entry without our field is garbage of somebody; the consumer rejects it as such.
-    return Entry(slot, epoch, seq, fields.get(PAYLOAD_FIELD, b""), int(ordinal) if ordinal.isdigit() else 0)
+    return Entry(slot, epoch, seq, fields.get(PAYLOAD_FIELD, b""), parse_ordinal(fields.get(ORDINAL_FIELD, b"")))
 
 
 def _made_at(entry: Entry) -> tuple[int, int, int]:

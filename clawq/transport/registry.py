@@ -22,6 +22,7 @@ from clawq.errors import TransportError
 from clawq.transport.claims import holder_of, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import ARCHIVE, LEARNER, RunKeys, check_name
+from clawq.transport.texts import parse_json
 
 #: Most readers of a run: what each has checkpointed is asked for before every trimming.
 MOST_READERS = 32
@@ -171,7 +172,7 @@ def _records(raw: Mapping[bytes, bytes]) -> dict[str, ReaderRecord]:
     records = {}
     for name, text in raw.items():
         try:
-            facts = json.loads(text)
+            facts = parse_json(text)
             record = ReaderRecord(
                 check_name(name.decode()),
                 bool(facts["required"]),
@@ -179,7 +180,7 @@ def _records(raw: Mapping[bytes, bytes]) -> dict[str, ReaderRecord]:
                 str(facts.get("what", "")),
                 tuple(map(str, facts.get("found", ()))),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
         records[record.name] = record
     return records

@@ -33,6 +33,8 @@ from clawq.transport.keys import LEARNER, RunKeys
 
 #: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
 PAYLOAD_FIELD, ORDINAL_FIELD = b"f", b"n"
+#: A stream never gets that many entries; longer numbers are somebody else's garbage.
+_ORDINAL_DIGITS = 18
 _NOT_ABOVE_TOP = "equal or smaller than the target stream top item"
 
 
@@ -244,12 +246,17 @@ def describe_stream(client: Any, stream: str) -> Mapping[str, Any] | None:
 def written_before(about: Mapping[str, Any] | None, trimmed: bytes | None) -> int:
     """How many entries a slot ever had, from XINFO STREAM of its stream (None if there is none) and from `trimmed`."""
     newest = about.get("last-entry") if about else None
-    told = newest[1].get(ORDINAL_FIELD) if newest else None
-    if told and told.isdigit():
-        return int(told)
+    told = parse_ordinal(newest[1].get(ORDINAL_FIELD) or b"") if newest else 0
+    if told:
+        return told
     # All trimmed; or the newest is none of ours, and then nobody's count is exact.
     behind = parse_trimmed(trimmed)[1]
     return max(behind, int(about.get("entries-added", 0))) if about else behind
+
+
+def parse_ordinal(text: bytes) -> int:
+    """The ordinal in an entry; 0 if there is none, or none that a stream could have come to."""
+    return int(text) if text.isdigit() and len(text) <= _ORDINAL_DIGITS else 0
 
 
 def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:

@@ -1,5 +1,6 @@
 """The learner's parts together, over a real Redis and known experience: books, checkpoints, trimming, resume."""
 
+import math
 import os
 import subprocess
 import sys
@@ -460,6 +461,19 @@ def test_C30_either_side_that_is_blocked_for_too_long_is_named_with_error_and_bo
     # The next fragment would take it past its upper bound.
     assert high - STEPS * ENVS * 2 < facts["error"] <= high
     assert facts["waited_s"] >= 0.05
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [{"version": 1e999}, {"mean_return": 1e999}, {"mean_return": math.nan}, {"version": 10**400}, {"version": []}],
+)
+def test_an_evaluation_that_makes_no_sense_is_left_out(desk: Desk, junk: dict[str, Any]) -> None:
+    trainer = desk.trainer()
+    trainer.take_evaluation({"mean_return": 3.0, "version": 1, **junk})
+    assert trainer.best_return == -math.inf
+    assert "cannot be understood" in trainer.notices.recent
+    trainer.take_evaluation({"mean_return": 3.0, "version": 1, "success": math.nan})
+    assert trainer.best_return == 3.0
 
 
 def test_priorities_without_td_errors_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

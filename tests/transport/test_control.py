@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import redis
 
@@ -78,6 +80,7 @@ def test_events_come_in_order_from_any_point_and_are_bounded(data_client: redis.
 def test_garbled_events_are_skipped(data_client: redis.Redis, run_keys: RunKeys) -> None:
     events = Events(data_client, run_keys)
     data_client.xadd(run_keys.events, {"nonsense": "1"})
+    data_client.xadd(run_keys.events, {"kind": "x", "facts": '{"a":' * 100_000})
     events.append("good")
     assert [event.kind for event in events.read()] == ["good"]
 
@@ -110,7 +113,17 @@ def test_silent_workers_are_forgotten_by_the_servers_clock(data_client: redis.Re
 
 def test_garbled_heartbeats_are_not_workers(data_client: redis.Redis, run_keys: RunKeys) -> None:
     beats = Heartbeats(data_client, run_keys)
-    data_client.hset(run_keys.heartbeats, mapping={"bad": "{", "worse": "{}"})
+    data_client.hset(run_keys.heartbeats, mapping={"bad": "{", "worse": "{}", "deep": "[" * 100_000})
+    beat = {"worker": "w", "slots": 1, "busy": 0, "host": "h", "pid": 7, "time_ms": 2**50}
+    others: tuple[dict[str, object], ...] = (
+        {"slots": "1"},
+        {"time_ms": "now"},
+        {"busy": -1},
+        {"slots": 10**400},
+        {"worker": 1},
+    )
+    for number, junk in enumerate(others):
+        data_client.hset(run_keys.heartbeats, f"junk-{number}", json.dumps({**beat, **junk}))
     beats.beat(Heartbeat("w", 1, 0, "h", 7))
     assert set(beats.read()) == {"w"}
 

@@ -16,8 +16,9 @@ from clawq.transport.client import connect
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader, next_subset
+from clawq.transport.registry import Readers
 from clawq.transport.server import EmbeddedRedis
-from clawq.transport.stream import StreamWriter
+from clawq.transport.stream import ORDINAL_FIELD, StreamWriter
 
 
 @given(st.integers(1, 300), st.integers(1, MAX_FRAGMENT_BYTES), st.integers(0, 10**6))
@@ -189,3 +190,44 @@ def test_a_redis_that_lost_the_end_of_a_stream_is_noticed_and_new_entries_are_re
     assert reader.take_shortened() == {"a": (f"{lost}-5", f"{kept.epoch + 500}-1")}
     assert reader.take_shortened() == {}
     client.close()
+
+
+def test_garbage_of_others_does_not_end_a_reader(data_client: Any, run_keys: RunKeys) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "s", "w")
+    writer.send(1, b"one")
+    reader = StreamReader(data_client, run_keys)
+    for number, text in enumerate(('{"epoch":1e999}', "[" * 100_000, "[]", '{"epoch":null}')):
+        data_client.hset(run_keys.slots, f"bad-{number}", text)
+    data_client.hset(run_keys.readers, mapping={"bad": '{"required":1,"since_ms":1e999}', "deep": "[" * 100_000})
+    data_client.xadd(run_keys.stream("s"), {"p": b"two", ORDINAL_FIELD: b"9" * 5000}, id=f"{writer.epoch}-2")
+    entries = [entry for _ in range(3) for entry in reader.read(0.2)]
+    assert [(entry.seq, entry.ordinal, entry.missed) for entry in entries] == [(1, 1, 0), (2, 0, 0)]
+    # The slot's next writer begins to count all the same.
+    writer.close()
+    assert StreamWriter.open(data_client, run_keys, "s", "w").epoch > writer.epoch
+    assert [record.name for record in Readers(data_client, run_keys).list()] == ["learner"]
+
+
+def test_a_slot_that_comes_back_while_it_is_swept_is_not_read_twice(
+    data_client: Any, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter.open(data_client, run_keys, "s", "w")
+    writer.send(1, b"one")
+    reader = StreamReader(data_client, run_keys)
+    assert [entry.seq for entry in reader.read(1.0)] == [1]
+    reader.checkpointed(reader.cursors())
+    assert reader.trim(reader.cursors(), 0) == 1
+    writer.close()
+    sweep = reader.trimming.sweep
+
+    def sweep_slowly(slot: str) -> bool:
+        swept = sweep(slot)
+        again = StreamWriter.open(data_client, run_keys, "s", "w")
+        again.send(1, b"two")
+        # The reading thread is waiting for that stream.
+        assert [bytes(entry.payload) for entry in reader.read(1.0)] == [b"two"]
+        return swept
+
+    monkeypatch.setattr(reader.trimming, "sweep", sweep_slowly)
+    assert reader.sweep() == ["s"]
+    assert [entry for _ in range(8) for entry in reader.read(0.1)] == []
