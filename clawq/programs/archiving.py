@@ -15,6 +15,7 @@ from clawq.transport.archiver import Archiver
 from clawq.transport.keys import ARCHIVE, RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.readers import StreamReader
+from clawq.transport.registry import Readers
 
 
 def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver | None:
@@ -30,6 +31,10 @@ def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver |
     """
     wanted = run.config.archive
     if not wanted.enabled:
+        # The run may have had one until it was resumed: nobody writes it any more, so nobody must wait for it.
+        readers = Readers(data, RunKeys(run.tag))
+        if any(record.name == ARCHIVE for record in readers.list()):
+            readers.leave(ARCHIVE)
         return None
     limits = ArchiveLimits(wanted.segment_bytes, wanted.bytes, wanted.compression == "zstd")
     try:

@@ -114,7 +114,26 @@ class Checkpoints:
         torch.save(dict(state), buffer)
         body = buffer.getbuffer()
         header = Header(step, math.nan if score is None else float(score), len(body), _digest(body), ring)
-        path = self.folder / f"step-{step:012d}.ckpt"
+        return self._put(header, body)
+
+    def rescore(self, step: int, score: float) -> Path:
+        """Give a checkpoint that is there a score; what it holds stays.
+
+        Raises:
+            CheckpointInvalid: it cannot be read.
+            CheckpointNotWritten: the file system refused; it is as it was.
+        """
+        header = read_header(self._path(step))
+        with self._path(step).open("rb") as file:
+            file.seek(_HEADER_BYTES)
+            body = file.read()
+        return self._put(replace(header, score=float(score)), memoryview(body))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012d}.ckpt"
+
+    def _put(self, header: Header, body: memoryview) -> Path:
+        path = self._path(header.step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()

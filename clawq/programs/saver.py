@@ -2,7 +2,8 @@
 
 A save that the disk refuses is a warning: older checkpoints are intact, and training goes on. Streams are trimmed only
 behind checkpoints that are on disk, so `written` is called with the cursors of each plain one after it was written. (A
-scored one may be older than the last plain one: it holds the state that made the evaluated weights.)
+scored one may be older than the last plain one: it holds the state that made the evaluated weights. Where that is the
+last plain one, up to fragments that were committed since, only its score is written.)
 
 Where the replay ring has snapshots, one is written before each plain checkpoint, and its chunks as soon as they are
 complete. A checkpoint is written only after the snapshot that it names; if that is refused, so is the checkpoint.
@@ -50,6 +51,8 @@ class Saver:
         rings: SnapshotWriter | None = None,
     ) -> None:
         self._checkpoints, self._sync, self._written, self._rings = checkpoints, sync, written, rings
+        #: Step of the last plain checkpoint that is on disk; None before the first.
+        self._newest_step: int | None = None
         #: Step of a checkpoint -> its ring's snapshot.
         self._ring_of: dict[int, str] = {}
         self._ahead: Future[None] | None = None
@@ -67,6 +70,11 @@ class Saver:
         def write() -> None:
             self._sync()
             step = int(snapshot.state["updates"])
+            if score is not None and step == self._newest_step:
+                # No update was made since, but fragments may have been committed, and trimming has followed them: what
+                # is on disk must not go back.
+                self._checkpoints.rescore(step, score)
+                return
             if self._rings is not None and snapshot.ring is not None:
                 self._ring_of[step] = self._rings.write(snapshot.ring)
             self._checkpoints.save(snapshot.state, step, score, self._ring_of.get(step, ""))
@@ -75,6 +83,7 @@ class Saver:
                 self._ring_of = {one: name for one, name in self._ring_of.items() if name in kept}
                 self._rings.keep(kept)
             if score is None:
+                self._newest_step = step
                 self._written(snapshot.cursors)
 
         self._running.append(self._pool.submit(write))

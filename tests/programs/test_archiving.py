@@ -15,6 +15,8 @@ from clawq.programs.run import Run
 from clawq.testing.experience import SPEC
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.keys import RunKeys
+from clawq.transport.readers import StreamReader
+from clawq.transport.registry import Readers
 from clawq.transport.segment_index import segment_paths
 
 
@@ -72,3 +74,18 @@ def test_what_a_crash_cost_is_said(tmp_path: Path, data_client: redis.Redis, run
     link.checkpointed({"w-0": "1-9", "w-1": "1-5"})
     assert link._trimmable() == {"w-0": "1-1"}
     archiver.close()
+
+
+def test_nobody_waits_for_the_archive_of_a_run_that_is_resumed_without_one(
+    tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    learner = StreamReader(data_client, run_keys)
+    archiver = open_archiver(made_run(tmp_path, run_keys, enabled=True, on_full="block"), data_client, print)
+    assert archiver is not None
+    archiver.start().close()
+    learner.read(0.1)
+    readers = Readers(data_client, run_keys)
+    assert list(readers.kept_by_required("learner")) == ["archive"]
+    assert open_archiver(made_run(tmp_path, run_keys, enabled=False), data_client, print) is None
+    assert readers.kept_by_required("learner") == {}
+    assert data_client.hget(run_keys.control, "required") == b"learner"

@@ -47,6 +47,21 @@ def test_cursors_are_told_once_a_plain_checkpoint_is_on_disk(tmp_path: Path) -> 
     saver.close()
 
 
+def test_a_score_that_comes_late_does_not_put_the_newest_checkpoint_back(tmp_path: Path) -> None:
+    checkpoints, told = Checkpoints(tmp_path / "c"), list[Any]()
+    saver = Saver(checkpoints, nothing, told.append)
+    candidate = snapshot(5, cursors="1-10")
+    # No update was made meanwhile, but fragments were committed, and trimming goes up to them.
+    saver.save(replace(snapshot(5, cursors="1-90"), cursors={"slot": "1-90"}))
+    saver.save(candidate, score=3.0)
+    assert list(saver.refusals(wait=True)) == []
+    assert told == [{"slot": "1-90"}]
+    loaded = checkpoints.load_latest()
+    assert loaded is not None
+    assert (loaded.state["cursors"], loaded.score, checkpoints.best()) == ("1-90", 3.0, loaded.path)
+    saver.close()
+
+
 def test_a_disk_that_refuses_is_told_and_the_next_one_is_tried(tmp_path: Path) -> None:
     told: list[Any] = []
     (tmp_path / "c").write_text("a file where the folder should be")
