@@ -69,6 +69,8 @@ class Exact(_Lesson):
         super().__init__(recording, pupil, stop)
         self._recorded = recorded_states(recording.run.checkpoints)
         self._ended = False
+        #: How the next recorded state differs so far: before it there may be records that count nothing (a version).
+        self._unlike: str | None = None
         self.identical_upto: int | None = None
         self.difference: str | None = None
 
@@ -77,6 +79,8 @@ class Exact(_Lesson):
         parts, recording = self._parts, self._recording
         learning.apply(self._records(), recording.fetch, parts, recording.examiner, after=self._after)
         self._ended = True
+        if self._unlike is not None:
+            self.difference = self.difference or f"at update {self._parts.updater.updates}: {self._unlike}"
 
     def _records(self) -> Iterator[Record]:
         current = self._recording.session["config"]
@@ -108,23 +112,21 @@ class Exact(_Lesson):
             here = (updater.updates, updater.skipped, intake.env_steps)
             if here[0] < at[0] or here[1] < at[1] or here[2] < at[2]:
                 return
-            self._recorded.pop(0)
-            if self.difference is not None:
-                continue
-            if here != at:
-                self._differ(f"its checkpoint at update {at[0]} was made at {at}, which the replay passed by at {here}")
-                continue
-            recorded = checkpoint.load(path).state
-            mine = self._pupil.trainer.state_dict()
-            known = [name for name in COMPARED if name in recorded]
-            found = first_difference({n: recorded[n] for n in known}, {n: mine[n] for n in known})
-            if found is None:
+            if here == at and self.difference is None:
+                self._unlike = self._difference_from(path)
+                if self._unlike is not None:
+                    return
                 self.identical_upto = updater.updates
-            else:
-                self._differ(f"at update {updater.updates}: {found}")
+            elif self.difference is None:
+                passed = f"its checkpoint at update {at[0]} was made at {at}, which the replay passed by at {here}"
+                self.difference = passed if self._unlike is None else f"at update {at[0]}: {self._unlike}"
+            self._recorded.pop(0)
+            self._unlike = None
 
-    def _differ(self, text: str) -> None:
-        self.difference = text
+    def _difference_from(self, path: Path) -> str | None:
+        recorded, mine = checkpoint.load(path).state, self._pupil.trainer.state_dict()
+        known = [name for name in COMPARED if name in recorded]
+        return first_difference({n: recorded[n] for n in known}, {n: mine[n] for n in known})
 
     def verdict(self, weights: Path) -> dict[str, Any]:
         """What the comparison says."""
@@ -159,7 +161,11 @@ class Free(_Lesson):
             self._take(numbered.record)
             self._look()
         if self._parts.intake.fragments == 0:
-            raise UserError(f"there is no fragment in that range; {recording.log.describe()}")
+            fragments, steps = recording.extent()
+            raise UserError(
+                f"there is no fragment in that range; the run learned from {fragments} fragments, with {steps} env "
+                f"steps (fragment:1 to fragment:{fragments}); {recording.log.describe()}"
+            )
 
     def _take(self, record: Record) -> None:
         parts, trainer = self._parts, self._pupil.trainer

@@ -81,6 +81,12 @@ class Recording:
         found = self.log.find(slot, epoch, seq)
         return Made(found[0].made_ms, found[0].steps) if found else None
 
+    def extent(self) -> tuple[int, int]:
+        """How many fragments the run learned from, and the env steps of those that the log holds."""
+        committed = [each for each in self.records() if isinstance(each, FragmentCommitted)]
+        held = [self.locate(each.slot, each.epoch, each.seq) for each in committed]
+        return len(committed), sum(made.steps for made in held if made is not None)
+
     def _first_held(self) -> str:
         """In words: from which fragment on the log could be replayed."""
         number, first = 0, 0

@@ -11,6 +11,7 @@ is left out then: the configuration is the user's.
 The result is a run folder of its own: metrics, TensorBoard, checkpoint, weights, report.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from clawq.config import RunConfig
+from clawq.errors import ExperienceGone, UserError
 from clawq.metrics import open_writers
 from clawq.programs.learner import choose_device
 from clawq.programs.lesson import Exact, Free, Stopped
@@ -62,6 +64,19 @@ def rerun(recording: Recording, order: Order, display: Display, stop: threading.
     config, span = recording.changed(overrides), span_of(recording, order)
     changed = learning_changes(recording.session["config"], config.model_dump(mode="json"))
     run = new_run(recording, config, order, any(word.startswith("folder=") for word in overrides))
+    try:
+        return _learn_again(recording, run, span, changed, display, stop)
+    except (UserError, ExperienceGone):
+        # Nothing came of it: no folder is left, and its name is free for the next try.
+        if not list(run.checkpoints.glob("*.ckpt")):
+            shutil.rmtree(run.folder, ignore_errors=True)
+        raise
+
+
+def _learn_again(
+    recording: Recording, run: Run, span: Span, changed: list[str], display: Display, stop: threading.Event
+) -> dict[str, Any]:
+    config = run.config
     gpu = choose_device(config.learner.device) != "cpu"
     forecast(config, run.spec, gpu=gpu, server=0, streams=0).check(Machine.here())
     exact = span.whole and not changed
@@ -74,7 +89,7 @@ def rerun(recording: Recording, order: Order, display: Display, stop: threading.
         stack.callback(pupil.close)
         save_file(pupil.parts.updater.algorithm.weights(), run.weights / "untrained.safetensors")
         lesson: Exact | Free = Exact(recording, pupil, stop) if exact else Free(recording, pupil, stop, span)
-        began_s, ended = time.monotonic(), "the end of the recording"
+        began_s, ended = time.monotonic(), "the end of the range" if span.end else "the end of the recording"
         pupil.trainer.stage = "replaying"
         try:
             lesson.learn()

@@ -83,6 +83,8 @@ class Trainer:
         self._gauges = Gauges(parts)
         self._saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed, parts.snapshots)
         self._candidate: Snapshot | None = None
+        #: Version of the training evaluation that is under way.
+        self._evaluating: int | None = None
         self._skipped_rows = 0
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         #: Keeps a configuration that was changed live (in the run folder, and where workers see it).
@@ -250,8 +252,12 @@ class Trainer:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate_when_due(self, now_s: float) -> bool:
-        """Publish weights and ask for their evaluation if it is time for that; whether it was."""
-        interval_s = self.parts.config.evaluation.interval_s
+        """Publish weights and ask for their evaluation if it is time for that; whether it was.
+
+        One at a time: with workers that are slower than the interval, newer ones would replace each before it began.
+        """
+        wanted = self.parts.config.evaluation
+        interval_s = wanted.interval_s
         if interval_s is None or self.parts.updater.updates == 0:
             return False
         if self._evaluated_s == -math.inf:
@@ -260,14 +266,16 @@ class Trainer:
         # One that would overlap with the final evaluation only takes cores away from the last updates.
         if now_s - self._evaluated_s < interval_s or (left_s is not None and left_s <= interval_s / 2):
             return False
+        if self._evaluating is not None and now_s - self._evaluated_s < wanted.timeout_s:
+            return False
         self._evaluated_s = now_s
-        version = self.publish("training")
+        self._evaluating = version = self.publish("training")
         snapshot = self._snapshot()
         if snapshot.ring is not None:
             # Later the rows are gone: it is a checkpoint now, and gets its score when that is known.
             self._saver.save(snapshot)
         self._candidate = replace(snapshot, ring=None)
-        self.request_evaluation(version, "training", self.parts.config.evaluation.episodes)
+        self.request_evaluation(version, "training", wanted.episodes)
         return True
 
     def request_evaluation(self, version: int, label: str, episodes: int) -> None:
@@ -299,8 +307,10 @@ class Trainer:
             self.notices.waited(event.facts)
         elif event.kind == "actor_failed":
             self._note_failure("actor", event.facts)
-        elif event.kind == "evaluation_failed" and event.facts.get("reason") != "superseded":
-            self._note_failure("evaluation", event.facts)
+        elif event.kind == "evaluation_failed":
+            self._evaluation_ended(event.facts)
+            if event.facts.get("reason") != "superseded":
+                self._note_failure("evaluation", event.facts)
 
     def _tune(self, event: Event) -> None:
         """Change settings live, between two updates, and answer."""
@@ -330,6 +340,7 @@ class Trainer:
 
     def take_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An evaluation is done: show it, keep the best, end the run if it is good enough."""
+        self._evaluation_ended(facts)
         names = ("mean_return", "std_return", "success", "mean_length", "version")
         try:
             told = {f"eval/{name}": float(facts[name]) for name in names if facts.get(name) is not None}
@@ -348,6 +359,10 @@ class Trainer:
             self.best_return = mean_return
             self._keep_candidate(int(numbers["eval/version"]), mean_return)
         self._report(self.parts.intake.env_steps, self.parts.budget.used_s(time.monotonic()), numbers)
+
+    def _evaluation_ended(self, facts: Mapping[str, Any]) -> None:
+        if facts.get("version") == self._evaluating:
+            self._evaluating = None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

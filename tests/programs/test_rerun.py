@@ -117,6 +117,23 @@ def test_a_checkpoint_or_weights_that_differ_are_told_with_the_place(record: Cal
     assert "FINAL WEIGHTS DIFFER" in told
 
 
+def test_what_a_new_version_masks_before_a_checkpoint_of_the_same_update_is_no_difference(
+    record: Callable[..., Recorded],
+) -> None:
+    rare = {"device": "cpu", "publish_interval_s": 3600, "checkpoint_interval_s": 3600}
+    recorded = record(staleness={"hard": 5}, learner=rare)
+    recorded.send("a", 5)
+    recorded.learn(8)
+    for _ in range(8):
+        recorded.trainer.publish()
+    assert recorded.trainer.parts.ageing.expired > 0
+    recorded.trainer.checkpoint(wait=True)
+    recorded.end()
+    report = replayed(recorded)
+    assert report["difference"] is None, report["difference"]
+    assert report["identical_upto"] == report["updates"] == recorded.trainer.parts.updater.updates
+
+
 def test_with_another_configuration_or_seed_the_same_experience_gives_other_weights(
     record: Callable[..., Recorded],
 ) -> None:
@@ -145,12 +162,14 @@ def test_a_part_of_the_log_is_replayed_and_one_that_is_gone_is_refused_with_what
 ) -> None:
     recorded = record()
     some_life(recorded)
-    assert replayed(recorded, begin="fragment:4", end="fragment:12")["fragments"] == 8
+    part = replayed(recorded, begin="fragment:4", end="fragment:12")
+    assert (part["fragments"], part["ended"]) == (8, "the end of the range")
     steps = STEPS * ENVS
     assert replayed(recorded, begin=str(3 * steps), end=str(9 * steps))["fragments"] == 6
     with pytest.raises(UserError, match=r"'yesterday' is no place in a log; allowed are fragment:N"):
         replayed(recorded, begin="yesterday")
-    with pytest.raises(UserError, match="no fragment in that range"):
+    folders = set(recorded.run.folder.parent.iterdir())
+    with pytest.raises(UserError, match=r"no fragment in that range; .* 18 fragments, with 360 env steps"):
         replayed(recorded, begin="fragment:1000")
     with pytest.raises(ConfigError, match=r"algorithm.options.lr_acter.*lr_actor"):
         replayed(recorded, "algorithm.options.lr_acter=1")
@@ -161,6 +180,8 @@ def test_a_part_of_the_log_is_replayed_and_one_that_is_gone_is_refused_with_what
         replayed(recorded)
     with pytest.raises(UserError, match="env steps cannot be counted"):
         replayed(recorded, begin="100")
+    # What came to nothing leaves no folder behind
+    assert set(recorded.run.folder.parent.iterdir()) == folders
     assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
 
 

@@ -858,3 +858,31 @@ def test_demonstrations_are_half_of_every_batch_and_no_env_steps_of_the_run(desk
     assert begun[-1].facts["demonstrations"] == state["digest"]
     with pytest.raises(CheckpointInvalid, match="the file is not the one with which this run was trained"):
         second.parts.demonstrations.load_state_dict({**state, "digest": "another"})
+
+
+def test_an_evaluation_is_not_asked_for_while_the_one_before_it_is_under_way(desk: Desk) -> None:
+    desk.change(evaluation={"interval_s": 0.01, "episodes": 1})
+    trainer, events = desk.trainer(), Events(desk.data, desk.keys)
+
+    def wanted() -> list[int]:
+        return [int(event.facts["version"]) for event in events.read() if event.kind == "evaluation_wanted"]
+
+    def go_on() -> list[int]:
+        end_s = time.monotonic() + 1.5
+        trainer.train(Until(lambda: time.monotonic() > end_s))
+        return wanted()
+
+    desk.slot("a", 1).send(20)
+    desk.train(trainer, 20, updates=1)
+    # When no worker has time for it, however long that takes
+    [first] = go_on()
+    # Then each answer lets the next one be asked for, whether it is a result
+    events.append("evaluation", id="1-0", label="training", version=first, mean_return=-1.0)
+    asked = go_on()
+    assert len(asked) == 2
+    # or a failure
+    events.append("evaluation_failed", id="2-0", label="training", version=asked[-1], reason="timeout", error="late")
+    assert len(go_on()) == 3
+    # And its state was kept until its score was known
+    assert trainer.best_return == -1.0
+    assert trainer.parts.checkpoints.best() is not None
