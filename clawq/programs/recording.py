@@ -74,7 +74,7 @@ class Recording:
         try:
             return self.log.get(slot, epoch, seq)
         except (LogGone, ArchiveDamaged) as error:
-            raise ExperienceGone(f"{error}. {self._first_held()}") from error
+            raise ExperienceGone(f"{error}. {self._what_is_left((slot, epoch, seq))}") from error
 
     def locate(self, slot: str, epoch: int, seq: int) -> Made | None:
         """What is known of a fragment without reading it."""
@@ -87,22 +87,22 @@ class Recording:
         held = [self.locate(each.slot, each.epoch, each.seq) for each in committed]
         return len(committed), sum(made.steps for made in held if made is not None)
 
-    def _first_held(self) -> str:
-        """In words: from which fragment on the log could be replayed."""
-        number, first = 0, 0
+    def _what_is_left(self, gone: tuple[str, int, int]) -> str:
+        """In words: from which fragment on, and up to which, the log could be replayed without the one that is gone."""
+        number, first, unbroken = 0, 0, 0
         for record in self.records():
             if isinstance(record, FragmentCommitted):
                 number += 1
-                held = bool(self.log.find(record.slot, record.epoch, record.seq))
+                name = (record.slot, record.epoch, record.seq)
+                # One that is damaged is found, but cannot be read.
+                held = name != gone and bool(self.log.find(*name))
                 first = (first or number) if held else 0
+                unbroken += held and unbroken == number - 1
+        before = f"; those before it with --to fragment:{unbroken + 1}" if unbroken else ""
+        of = f"Of the {number} fragments that the run learned from,"
         if not first:
-            return (
-                f"Of the {number} fragments that the run learned from, the last is gone too: nothing can be replayed."
-            )
-        return (
-            f"Of the {number} fragments that the run learned from, it holds all from number {first} on: replay those "
-            f"with --from fragment:{first}"
-        )
+            return f"{of} the last is gone too: nothing {'behind that ' if before else ''}can be replayed{before}."
+        return f"{of} it holds all from number {first} on: replay those with --from fragment:{first}{before}"
 
     def first_ms(self) -> int:
         """When the log begins, 0 if it holds nothing."""

@@ -13,8 +13,10 @@ from recorded import ENVS, STEPS, Recorded, Until
 from safetensors.torch import load_file, save_file
 
 from clawq.cli.replay import lines
-from clawq.errors import ConfigError, ExperienceGone, UserError
+from clawq.core import Entry
+from clawq.errors import ArchiveDamaged, ConfigError, ExperienceGone, UserError
 from clawq.programs.rerun import Order, rerun
+from clawq.transport.log import RunLog
 from clawq.transport.server import EmbeddedRedis
 
 
@@ -182,6 +184,26 @@ def test_a_part_of_the_log_is_replayed_and_one_that_is_gone_is_refused_with_what
         replayed(recorded, begin="100")
     # What came to nothing leaves no folder behind
     assert set(recorded.run.folder.parent.iterdir()) == folders
+    assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
+
+
+def test_a_fragment_that_cannot_be_read_is_not_among_those_that_are_offered(
+    record: Callable[..., Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, true = record(), RunLog.get
+    some_life(recorded)
+
+    def get(log: RunLog, slot: str, epoch: int, seq: int) -> Entry:
+        if (slot, epoch, seq) == recorded.sent[4]:
+            raise ArchiveDamaged("its record is damaged")
+        return true(log, slot, epoch, seq)
+
+    monkeypatch.setattr(RunLog, "get", get)
+    with pytest.raises(
+        ExperienceGone, match=r"damaged\. .* --from fragment:6; those before it with --to fragment:5"
+    ):
+        replayed(recorded)
+    assert replayed(recorded, end="fragment:5")["fragments"] == 4
     assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
 
 
