@@ -199,9 +199,7 @@ def test_a_fragment_that_cannot_be_read_is_not_among_those_that_are_offered(
         return true(log, slot, epoch, seq)
 
     monkeypatch.setattr(RunLog, "get", get)
-    with pytest.raises(
-        ExperienceGone, match=r"damaged\. .* --from fragment:6; those before it with --to fragment:5"
-    ):
+    with pytest.raises(ExperienceGone, match=r"damaged\. .* --from fragment:6; those before it with --to fragment:5"):
         replayed(recorded)
     assert replayed(recorded, end="fragment:5")["fragments"] == 4
     assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
