@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from clawq.errors import CheckpointInvalid, ScheduleInvalid, UserError
-from clawq.programs import checkpoint, learning, quarantine
+from clawq.programs import checkpoint, learning, quarantine, tuning
 from clawq.programs.difference import first_difference
 from clawq.programs.intake import valid_steps
 from clawq.programs.recording import Pupil, Recording
@@ -85,7 +85,10 @@ class Exact(_Lesson):
     def _records(self) -> Iterator[Record]:
         current = self._recording.session["config"]
         for record in self._recording.records():
-            if isinstance(record, SessionBegun) and "config" in record.facts:
+            if isinstance(record, LiveChange) and record.kind == tuning.KIND:
+                # A session that goes on under what was tuned before goes on as it was.
+                current = tuning.tuned(current, record.facts)
+            elif isinstance(record, SessionBegun) and "config" in record.facts:
                 changed = learning_changes(current, record.facts["config"])
                 if changed:
                     raise UserError(

@@ -26,6 +26,7 @@ from clawq.programs.link import Outgoing
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.programs.resume import ring_state
+from clawq.programs.run import without_secrets
 from clawq.programs.saver import Saver, Snapshot
 from clawq.programs.schedule import PROGRESS_STEPS
 from clawq.programs.tempo import Turn
@@ -323,6 +324,8 @@ class Trainer:
             link.notify("tune_refused", id=event.id, mistakes=list(error.mistakes))
             return
         config, unkept = self.parts.config, ""
+        # What a checkpoint says of the configuration, a resume compares with.
+        self._identity["config"] = without_secrets(config).model_dump(mode="json")
         self._patience = Patience(self.parts.limiter, config.rate_limit.timeout_s, time.monotonic)
         try:
             self.keep_config(config)

@@ -9,13 +9,14 @@ a replay applies the same facts at the same place. Either all of a change takes 
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from clawq import plugins
 from clawq.config import RunConfig
 from clawq.config_file import parse_config
-from clawq.config_live import Changes, changed
+from clawq.config_live import Changes, changed, live_values
 from clawq.config_yaml import set_key
 from clawq.errors import ConfigError
 from clawq.programs.parts import Parts, priority_schedules, staleness_rule
@@ -26,11 +27,7 @@ KIND = "tune"
 
 
 class Tuning:
-    """The live changes of one session of a learner."""
-
-    def __init__(self) -> None:
-        #: Key -> value of everything that was changed since the session began.
-        self._set: dict[str, Any] = {}
+    """The live changes of a learner."""
 
     def take(self, parts: Parts, words: Any) -> tuple[Parts, Changes]:
         """Change what `key=value` words say; the parts with the new configuration, and each (old, new) value.
@@ -43,10 +40,9 @@ class Tuning:
         config, changes = changed(parts.config, words)
         if not changes:
             return parts, changes
-        known = self._set | {key: new for key, (_, new) in changes.items()}
         _apply(parts, config, sorted(changes))
-        parts.recorder.changed(KIND, {"keys": sorted(changes), "set": known})
-        self._set = known
+        # All that can be tuned, since an earlier session may have tuned other keys.
+        parts.recorder.changed(KIND, {"keys": sorted(changes), "set": live_values(config)})
         if "redis.window_bytes" in changes:
             parts.link.allow(config.redis.window_bytes)
         return replace(parts, config=config), changes
@@ -57,12 +53,18 @@ def apply(parts: Parts, facts: Mapping[str, Any]) -> None:
 
     Args:
         parts: with the configuration that the session began under.
-        facts: `keys` (changed here) and `set` (key -> value of all changes since the session began).
+        facts: `keys` (changed here) and `set` (key -> value of all that can be tuned, these included).
     """
-    raw = parts.config.model_dump(mode="json")
-    for key, value in facts["set"].items():
-        set_key(raw, key, value)
+    raw = tuned(parts.config.model_dump(mode="json"), facts)
     _apply(parts, parse_config(raw, "schedule"), facts["keys"])
+
+
+def tuned(raw: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A dumped configuration with the facts' values; a copy."""
+    changed_raw = deepcopy(dict(raw))
+    for key, value in facts["set"].items():
+        set_key(changed_raw, key, value)
+    return changed_raw
 
 
 def _apply(parts: Parts, config: RunConfig, keys: list[str]) -> None:
@@ -107,4 +109,4 @@ _EFFECTS: tuple[tuple[str, Callable[[Parts, RunConfig], None]], ...] = (
 )
 
 
-__all__ = ["KIND", "Tuning", "apply"]
+__all__ = ["KIND", "Tuning", "apply", "tuned"]

@@ -98,6 +98,24 @@ def test_a_replay_gives_the_recorded_weights_bit_for_bit_without_an_actor(record
     assert (again["mode"], again["run"]) == ("exact", "again")
 
 
+def test_what_was_tuned_live_is_done_again_also_after_resumes(record: Callable[..., Recorded]) -> None:
+    recorded = record()
+    for words in (["rate_limit.samples_per_insert=1.5"], ["rate_limit.min_size_to_sample=60", "staleness.hard=50"]):
+        recorded.send("a", 3)
+        recorded.send("b", 3)
+        recorded.learn(4)
+        recorded.tune(*words)
+        recorded.send("a", 2)
+        recorded.learn(3)
+        recorded.resume()
+        recorded.send("b", 2)
+        recorded.learn(3)
+    assert recorded.trainer.parts.config.rate_limit.samples_per_insert == 1.5
+    recorded.end()
+    report = replayed(recorded)
+    assert (report["mode"], report["difference"], report["final_weights"]) == ("exact", None, "identical")
+
+
 def test_a_checkpoint_or_weights_that_differ_are_told_with_the_place(record: Callable[..., Recorded]) -> None:
     recorded = record()
     some_life(recorded)

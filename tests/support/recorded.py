@@ -20,7 +20,7 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
 from clawq.transport.codec import encode
-from clawq.transport.control import RunRecord, delete_run
+from clawq.transport.control import Event, RunRecord, delete_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
@@ -66,13 +66,27 @@ class Recorded:
         delete_run(data, self.keys)
         claim = Claim.take(data, self.keys.claim("learner"), "test", 600.0)
         urls = servers.broker_url, servers.data_url
-        session = Session(self.run, *urls, broker, data, self.keys, claim, Spawner(), RunRecord("r1", RUN))
-        self.trainer, self._writers = learner.build(session, "cpu", False, lambda line: None)
+        self._session = Session(self.run, *urls, broker, data, self.keys, claim, Spawner(), RunRecord("r1", RUN))
+        self._begin(resume=False)
+        self._slots: dict[str, tuple[TrueSlot, StreamWriter]] = {}
+        self.sent: list[tuple[str, int, int]] = []
+
+    def _begin(self, resume: bool) -> None:
+        self.trainer, self._writers = learner.build(self._session, "cpu", resume, lambda line: None)
         self.trainer.parts.consumer.start()
         self.trainer.parts.link.start()
         self.trainer.publish()
-        self._slots: dict[str, tuple[TrueSlot, StreamWriter]] = {}
-        self.sent: list[tuple[str, int, int]] = []
+
+    def resume(self) -> None:
+        """The learner ends after a checkpoint, and another one goes on under the configuration that was in force."""
+        self.trainer.checkpoint(wait=True)
+        self._session.run = replace(self.run, config=self.trainer.parts.config)
+        self._stop()
+        self._begin(resume=True)
+
+    def tune(self, *words: str) -> None:
+        """Change settings live."""
+        self.trainer.take_event(Event("1-1", "tune_wanted", {"set": list(words)}), threading.Event())
 
     def send(self, slot: str, fragments: int = 1, reward: float | None = None) -> None:
         """Let an actor send; with other rewards than it saw, if `reward` is given. Waits until all is committed."""
