@@ -24,7 +24,7 @@ from clawq.programs.recorder import Recorder
 from clawq.programs.ring_snapshots import open_snapshots
 from clawq.programs.run import Run
 from clawq.programs.schedule import SCHEDULE_FILE
-from clawq.programs.tempo import Tempo, make_tempo, terms_of
+from clawq.programs.tempo import Tempo, check_round, make_tempo, terms_of
 from clawq.programs.updater import Updater
 from clawq.replay.batches import Batches, Gathers
 from clawq.replay.consumer import Consumer
@@ -139,6 +139,7 @@ def make_parts(
     recorder = Recorder(run.folder / SCHEDULE_FILE)
     supply = None
     if config.sync is not None:
+        check_round(config.sync, config.environment.num_envs, run.spec, outside.link.stream_budget_bytes)
         supply = RoundSupply(consumer, Rounds(terms_of(config.sync, config.environment.num_envs)))
     quarantine = Quarantine(run.folder / QUARANTINE_FILE, ring, limiter, consumer, recorder)
     intake = Intake(consumer, ring, limiter, algorithm, recorder, supply, quarantine.refuses)

@@ -86,8 +86,11 @@ class Recorder:
     def _cut(self, position: int) -> bool:
         """Cut the file off at a position; False, and the file put aside, if no block ends there."""
         try:
+            if not self.path.exists() and older(self.path).exists():
+                # Killed while one file gave way to the next.
+                older(self.path).replace(self.path)
             with self.path.open("rb") as file:
-                if position < read_base(self.path, file.readline()) and older(self.path).exists():
+                if 0 <= position < read_base(self.path, file.readline()) and older(self.path).exists():
                     # The checkpoint is older than this whole file.
                     older(self.path).replace(self.path)
             with self.path.open("r+b") as file:
@@ -258,11 +261,11 @@ class Recorder:
         """Begin a new file at that position; the old one is kept, and the one before it goes."""
         assert self._file is not None
         os.fsync(self._file.fileno())
-        if self.path.exists():
-            self.path.replace(older(self.path))
         partial = self.path.with_name(self.path.name + ".tmp")
         partial.write_bytes(_first_line(base))
         new = partial.open("ab", buffering=0)
+        if self.path.exists():
+            self.path.replace(older(self.path))
         partial.replace(self.path)
         self._file.close()
         self._file = new

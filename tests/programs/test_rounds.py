@@ -11,12 +11,14 @@ import redis
 from room import Room, Until, digest
 
 from clawq import plugins
-from clawq.errors import NoSeat, StoreUnavailable
+from clawq.config import Sync
+from clawq.errors import NoSeat, StoreUnavailable, UserError
 from clawq.programs import acting
 from clawq.programs.parent import LeaseOrder
-from clawq.programs.tempo import ByRounds
+from clawq.programs.tempo import ByRounds, check_round
 from clawq.programs.train import Trainer
 from clawq.replay.rounds import Rounds
+from clawq.testing.experience import SPEC
 from clawq.transport.client import connect
 from clawq.transport.codec import decode
 from clawq.transport.control import ControlRecord, Events
@@ -343,3 +345,11 @@ def test_C54_seeds_are_different_everywhere_the_same_in_a_rerun_and_new_after_a_
     restarted = two[later]
     assert restarted.meta.seed not in {fragment.meta.seed for fragment in one.values()}
     assert not {tuple(row) for row in restarted.obs["desired_goal"][0]} & starts
+
+
+def test_a_round_that_the_streams_cannot_hold_is_refused_with_the_largest_that_fits() -> None:
+    sync = Sync(actors=2, quota_steps=1000)
+    row_bytes = sum(one.nbytes for one in SPEC.obs.values()) + 4 * SPEC.action.size + 5
+    check_round(sync, 4, SPEC, 2 * 4 * 1000 * row_bytes)
+    with pytest.raises(UserError, match=r"its actors would wait for ever.*sync\.quota_steps=999,.*stream_bytes"):
+        check_round(sync, 4, SPEC, 2 * 4 * 1000 * row_bytes - 1)

@@ -317,6 +317,20 @@ def test_of_a_very_long_run_the_newest_part_is_kept_in_two_files(path: Path, mon
     assert kept[1:] == before[1 - len(kept) :]
 
 
+def test_a_kill_in_the_midst_of_the_turn_of_the_file_loses_nothing(path: Path) -> None:
+    recorder = begun(path)
+    recorder.committed("a", 1, 1, 0)
+    position = recorder.mark()
+    recorder.close()
+    # Given a file that was put aside, and no new one yet
+    path.replace(older(path))
+    second = begun(path, position, n=2)
+    second.close()
+    found = list(read_schedule(path))
+    assert FragmentCommitted("a", 1, 1, 0) in found
+    assert sum(isinstance(record, SessionBegun) for record in found) == 2
+
+
 def test_short_or_odd_words_cannot_name_a_live_change(path: Path) -> None:
     recorder = begun(path)
     for kind in ("abc", "session", "two words", "Tune", ""):
