@@ -46,7 +46,9 @@ class Archiver:
         self._durable = writer.durable_cursors()
         self._metrics = self._read_metrics()
         self._pending: deque[Entry] = deque()
-        self._mirrored: dict[str, str] = {}
+        #: What was told: slot -> id taken over, and id on the disk.
+        self._taken: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
         self._refused = False
         #: Why it is not getting on, for people; None while all is well.
         self.trouble: str | None = None
@@ -149,16 +151,18 @@ class Archiver:
         self._writer.sync_if_due()
 
     def _acknowledge(self) -> None:
-        """Pass on what is on the disk by now."""
-        durable = self._writer.durable_cursors()
+        """Pass on what was taken over, so that actors go on, and what is on the disk by now, so that it is trimmed."""
+        written, durable = self._writer.cursors(), self._writer.durable_cursors()
         metrics = self._read_metrics()
         with self._lock:
             self._durable, self._metrics = durable, metrics
         if self._reader.server_changed():
-            self._mirrored = {}
-        self._reader.acknowledge({slot: entry for slot, entry in durable.items() if self._mirrored.get(slot) != entry})
-        self._reader.checkpointed({slot: entry for slot, entry in durable.items() if self._mirrored.get(slot) != entry})
-        self._mirrored = durable
+            self._taken, self._kept = {}, {}
+        # The disk is synced once a second: waiting for that, an actor could send one window a second.
+        self._reader.acknowledge({slot: entry for slot, entry in written.items() if self._taken.get(slot) != entry})
+        self._taken = written
+        self._reader.checkpointed({slot: entry for slot, entry in durable.items() if self._kept.get(slot) != entry})
+        self._kept = durable
 
     def _read_metrics(self) -> Metrics:
         writer = self._writer

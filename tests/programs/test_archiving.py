@@ -13,11 +13,13 @@ from clawq.programs.archiving import open_archiver, open_log
 from clawq.programs.link import Link, Wires
 from clawq.programs.run import Run
 from clawq.testing.experience import SPEC
+from clawq.transport import archive_writer
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.segment_index import segment_paths
+from clawq.transport.stream import StreamWriter
 
 
 def made_run(at: Path, keys: RunKeys, **archive: Any) -> Run:
@@ -89,3 +91,21 @@ def test_nobody_waits_for_the_archive_of_a_run_that_is_resumed_without_one(
     assert open_archiver(made_run(tmp_path, run_keys, enabled=False), data_client, print) is None
     assert readers.kept_by_required("learner") == {}
     assert data_client.hget(run_keys.control, "required") == b"learner"
+
+
+def test_an_actor_does_not_wait_for_the_disk_of_a_required_archive(
+    tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(archive_writer, "SYNC_S", 60.0)
+    archiver = open_archiver(made_run(tmp_path, run_keys, enabled=True, on_full="block"), data_client, print)
+    assert archiver is not None
+    archiver.start()
+    sender = StreamWriter.open(data_client, run_keys, "w-0", "host")
+    sender.send(1, b"one")
+    taken, kept = run_keys.cursors("archive"), run_keys.kept("archive")
+    eventually(lambda: data_client.hget(taken, "w-0") == f"{sender.epoch}-1".encode(), "it was taken over")
+    # It is trimmed only behind what is on the disk for sure.
+    assert data_client.hget(kept, "w-0") is None
+    assert archiver.holds() == {}
+    archiver.close()
+    assert data_client.hget(kept, "w-0") == f"{sender.epoch}-1".encode()
