@@ -140,6 +140,11 @@ class Exact(_Lesson):
             facts["final_weights"] = "identical" if found is None else found
             if found is None and self.difference is None:
                 facts["identical_upto"] = self._parts.updater.updates
+        if self._ended and self._recorded and self.difference is None and facts.get("final_weights") != "identical":
+            facts["difference"] = (
+                f"at its end: the schedule ends at update {self._parts.updater.updates}, before the checkpoint at "
+                f"update {self._recorded[-1][1][0]}; the rest of it is lost"
+            )
         if self._pupil.device != "cpu":
             facts["note"] = "bit for bit is promised on a CPU only"
         recorded = str(self._recording.session.get("torch", ""))

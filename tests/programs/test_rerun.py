@@ -223,6 +223,16 @@ def test_a_fragment_that_cannot_be_read_is_not_among_those_that_are_offered(
     assert replayed(recorded, begin="fragment:6")["fragments"] == len(recorded.sent) - 5
 
 
+def test_a_schedule_that_was_cut_off_is_told_with_where_it_ends(record: Callable[..., Recorded]) -> None:
+    recorded = record()
+    some_life(recorded)
+    schedule = recorded.run.folder / "schedule.log"
+    kept = schedule.read_bytes().split(b"\nu ")[0]
+    schedule.write_bytes(kept + b"\n")
+    report = rerun(recorded.recording(), Order(), Told(), threading.Event())
+    assert "the schedule ends at update 0, before the checkpoint at update" in report["difference"]
+
+
 def test_a_replay_that_is_stopped_keeps_what_it_has(record: Callable[..., Recorded]) -> None:
     recorded = record()
     some_life(recorded)
