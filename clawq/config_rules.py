@@ -184,6 +184,15 @@ def _fifo(replay: Replay, rate_limit: RateLimit) -> Iterator[str]:
         )
 
 
+def _fifo_room(replay: Replay) -> Iterator[str]:
+    if replay.sampler == "fifo" and 2 * replay.batch_size > replay.capacity:
+        yield (
+            f"replay.batch_size: {replay.batch_size} is more than half of replay.capacity {replay.capacity}; with "
+            "sampler: fifo a whole batch must wait in the ring, and beside last observations and the next fragment so "
+            "many may never do: no update would be made"
+        )
+
+
 def _sequence(replay: Replay) -> Iterator[str]:
     if replay.sampler != "sequence":
         return
@@ -285,6 +294,7 @@ RULES = (
     Rule(("staleness", "sync"), _rounds_staleness),
     Rule(("actors", "sync"), _rounds_actors),
     Rule(("replay", "rate_limit"), _fifo),
+    Rule(("replay",), _fifo_room),
     Rule(("replay",), _sequence),
     Rule(("replay",), _hindsight),
     Rule(("replay",), _demonstrations),

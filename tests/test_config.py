@@ -337,6 +337,11 @@ def test_an_override_sets_its_key_or_says_why_not(tree: dict[str, object], path:
             "4 cannot be kept",
         ),
         ({"sampler": "fifo"}, {"samples_per_insert": 1}, "min_size_to_sample: 2000 is above replay.batch_size"),
+        (
+            {"sampler": "fifo", "batch_size": 600, "capacity": 1000},
+            {"samples_per_insert": 1, "min_size_to_sample": 100},
+            "batch_size: 600 is more than half of",
+        ),
         ({"sampler": "sequence", "sequence": {"length": 4, "burn_in": 4}}, {}, "burn_in: 4 is not below length 4"),
         ({"sampler": "sequence", "n_step": 3}, {}, "n_step: 3 means nothing with sampler: sequence"),
         ({"sampler": "fifo", "hindsight": {}}, {}, "hindsight: cannot be used with sampler: fifo"),
