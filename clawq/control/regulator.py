@@ -168,8 +168,9 @@ class FlowMeter:
             at_s, taken, blocked_s, unread, size, version_s = (float(board[f"flow/{name}"]) for name in FLOW_NAMES)
         except (KeyError, TypeError, ValueError):
             return None
-        if self._points and at_s < self._points[-1][0]:
-            self._points.clear()  # another learner process: its counters begin anew
+        # Another learner process: its counters begin anew. (On the same host its clock goes on.)
+        if self._points and (at_s < self._points[-1][0] or taken < self._points[-1][1]):
+            self._points.clear()
         if not self._points or at_s > self._points[-1][0]:
             self._points.append((at_s, taken, blocked_s))
         while len(self._points) > 2 and at_s - self._points[1][0] >= RATE_S:

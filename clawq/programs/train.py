@@ -19,7 +19,7 @@ from typing import Any
 
 from clawq.config import RunConfig
 from clawq.errors import ActorFailed, ConfigError, RateLimitTimeout, RoundTimeout
-from clawq.programs import learning
+from clawq.programs import learning, tuning
 from clawq.programs.flow import FlowGauge
 from clawq.programs.gauges import Gauges
 from clawq.programs.link import Outgoing
@@ -30,7 +30,6 @@ from clawq.programs.run import without_secrets
 from clawq.programs.saver import Saver, Snapshot
 from clawq.programs.schedule import PROGRESS_STEPS
 from clawq.programs.tempo import Turn
-from clawq.programs.tuning import Tuning
 from clawq.replay.rate_limiter import Patience, Side
 from clawq.transport.control import Event
 from clawq.types import Metrics
@@ -90,7 +89,6 @@ class Trainer:
         self._patience = Patience(parts.limiter, parts.config.rate_limit.timeout_s, time.monotonic)
         #: Keeps a configuration that was changed live (in the run folder, and where workers see it).
         self.keep_config: Callable[[RunConfig], None] = lambda config: None
-        self._tuning = Tuning()
         self._flow = FlowGauge(parts.intake, parts.consumer, parts.link)
         self._stop = threading.Event()
         self._published_updates = -1
@@ -319,7 +317,7 @@ class Trainer:
         try:
             if self.parts.budget.reached is not None:
                 raise ConfigError("clawq tune", ["the run is over: it is being finished"])
-            self.parts, changes = self._tuning.take(self.parts, event.facts.get("set"))
+            self.parts, changes = tuning.take(self.parts, event.facts.get("set"))
         except ConfigError as error:
             link.notify("tune_refused", id=event.id, mistakes=list(error.mistakes))
             return

@@ -1,7 +1,7 @@
 """Tuning: a run's settings changed while it goes on, between two updates.
 
     CLI                                    learner's thread
-    event tune_wanted {set: [key=value]} -> Tuning.take: judged again, applied, kept in the run folder and the registry
+    event tune_wanted {set: [key=value]} -> take: judged again, applied, kept in the run folder and the registry
     event tuned {id, changes} or tune_refused {id, mistakes} <- answered; tune_withdrawn {id}: the CLI waits no more
 
 What learning depends on is changed by `apply` alone, from JSON-able facts, and is recorded in the learner's schedule:
@@ -26,26 +26,23 @@ from clawq.replay.prioritized import PrioritizedSampler
 KIND = "tune"
 
 
-class Tuning:
-    """The live changes of a learner."""
+def take(parts: Parts, words: Any) -> tuple[Parts, Changes]:
+    """Change what `key=value` words say; the parts with the new configuration, and each (old, new) value.
 
-    def take(self, parts: Parts, words: Any) -> tuple[Parts, Changes]:
-        """Change what `key=value` words say; the parts with the new configuration, and each (old, new) value.
-
-        Raises:
-            ConfigError: with all mistakes; nothing was changed.
-        """
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ConfigError("clawq tune", ["a list of key=value words is needed"])
-        config, changes = changed(parts.config, words)
-        if not changes:
-            return parts, changes
-        _apply(parts, config, sorted(changes))
-        # All that can be tuned, since an earlier session may have tuned other keys.
-        parts.recorder.changed(KIND, {"keys": sorted(changes), "set": live_values(config)})
-        if "redis.window_bytes" in changes:
-            parts.link.allow(config.redis.window_bytes)
-        return replace(parts, config=config), changes
+    Raises:
+        ConfigError: with all mistakes; nothing was changed.
+    """
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError("clawq tune", ["a list of key=value words is needed"])
+    config, changes = changed(parts.config, words)
+    if not changes:
+        return parts, changes
+    _apply(parts, config, sorted(changes))
+    # All that can be tuned, since an earlier session may have tuned other keys.
+    parts.recorder.changed(KIND, {"keys": sorted(changes), "set": live_values(config)})
+    if "redis.window_bytes" in changes:
+        parts.link.allow(config.redis.window_bytes)
+    return replace(parts, config=config), changes
 
 
 def apply(parts: Parts, facts: Mapping[str, Any]) -> None:
@@ -109,4 +106,4 @@ _EFFECTS: tuple[tuple[str, Callable[[Parts, RunConfig], None]], ...] = (
 )
 
 
-__all__ = ["KIND", "Tuning", "apply", "tuned"]
+__all__ = ["KIND", "apply", "take", "tuned"]

@@ -277,4 +277,7 @@ def test_the_meter_takes_differences_and_begins_anew_with_another_learner() -> N
     assert meter.observe({"flow/at_s": "x"}) is None
     assert meter.observe(board(3, 0, 0)) is None
     assert meter.observe(board(4, 100, 1)) == Flow(50.0, 100.0, 1.0, 10.0, 1.5)
+    # The board still has the last word of a killed learner when the next one of that host begins.
+    assert meter.observe(board(9, 50, 0)) is None
+    assert meter.observe(board(10, 350, 0)) == Flow(50.0, 300.0, 0.0, 10.0, 1.5)
     assert HUNGRY < SATURATED

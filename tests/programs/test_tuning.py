@@ -74,7 +74,7 @@ def test_every_live_setting_reaches_what_it_is_about(parts: Parts) -> None:
         *("algorithm.options.lr_actor=0.5", "replay.prioritized.beta=0.9", "budget.env_steps=1000"),
         *("redis.window_bytes=200000", "learner.publish_interval_s=9"),
     ]
-    tuned, changes = tuning.Tuning().take(parts, words)
+    tuned, changes = tuning.take(parts, words)
     assert len(changes) == len(words)
     assert tuned.limiter.bounds == (4 * 80 - 600, 4 * 80 + 600)
     assert tuned.ageing.rule.hard == tuned.consumer.staleness.hard == 7
@@ -92,7 +92,7 @@ def test_a_change_of_which_a_part_is_impossible_changes_nothing(parts: Parts) ->
     # Only the learner knows the size of a fragment: the configuration's rules let this pass.
     words = ["algorithm.options.lr_actor=0.5", "staleness.hard=7", "rate_limit.error_buffer=100"]
     with pytest.raises(ConfigError, match="for ever"):
-        tuning.Tuning().take(parts, words)
+        tuning.take(parts, words)
     parts.recorder.flush()
     assert state(parts) == before
     assert not any(isinstance(record, LiveChange) for record in read_schedule(parts.recorder.path))
@@ -101,11 +101,11 @@ def test_a_change_of_which_a_part_is_impossible_changes_nothing(parts: Parts) ->
 @pytest.mark.parametrize("words", [None, "rate_limit.samples_per_insert=4", [4], {"a": 1}])
 def test_what_is_no_list_of_words_is_refused(parts: Parts, words: Any) -> None:
     with pytest.raises(ConfigError, match="list of key=value"):
-        tuning.Tuning().take(parts, words)
+        tuning.take(parts, words)
 
 
 def test_the_schedule_does_again_what_was_changed_live_one_after_another(parts: Parts, tmp_path: Path) -> None:
-    tuned, tunings = parts, tuning.Tuning()
+    tuned = parts
     for words in (
         ["rate_limit.samples_per_insert=4", "staleness.hard=7"],
         ["rate_limit.min_size_to_sample=60", "algorithm.options.lr_critic=0.25"],
@@ -113,7 +113,7 @@ def test_the_schedule_does_again_what_was_changed_live_one_after_another(parts: 
         ["staleness.on_stale=reweight", "replay.prioritized.alpha=0.9"],
     ):
         tuned.limiter.inserted(100)
-        tuned, _ = tunings.take(tuned, words)
+        tuned, _ = tuning.take(tuned, words)
     tuned.recorder.flush()
     again = parts_of(tmp_path / "again")
     records = [record for record in read_schedule(tmp_path / SCHEDULE_FILE) if isinstance(record, LiveChange)]
