@@ -71,6 +71,8 @@ class Finish:
         say(f"budget reached: {trainer.parts.budget.reached}")
         self._stage("evaluating")
         link.end_actors()
+        # What is evaluated and drawn needs no more experience: no source waits for that.
+        link.leave_source()
         version = trainer.publish("final")
         trainer.checkpoint(wait=True)
         self._wait(lambda: link.published_version >= version, PUBLISH_S, stop)

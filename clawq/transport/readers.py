@@ -104,6 +104,9 @@ class StreamReader:
         self._what = what or reader
         self._registry = Readers(client, keys)
         self._presence: Claim | None = None
+        #: Held while presence changes: several threads show it, another one gives it back.
+        self._being = threading.RLock()
+        self._left = False
         self._lock, self._telling = threading.Lock(), threading.Lock()
         self._cursors = parse_ids(cursors or {})
         self._ordinals: dict[str, int] = dict(ordinals or {})
@@ -336,24 +339,30 @@ class StreamReader:
         """
         if self.name in (LEARNER, ARCHIVE):
             return
-        if self._presence is None:
-            self._presence = Claim.take(self._client, presence(self._keys, self.name), self._what, PRESENCE_TTL_S)
-        elif self._presence.renewal_due and self._presence.renew():
-            with translated(self._client):
-                dropped = not self._client.hexists(self._keys.readers, self.name)
-            if dropped and server_run_id(self._client) == self._run_id:
-                self.close()
-                raise ClaimLost(f"reader {self.name} was dropped: its claim on the log is given up")
+        with self._being:
+            if self._left:
+                return
+            if self._presence is None:
+                self._presence = Claim.take(self._client, presence(self._keys, self.name), self._what, PRESENCE_TTL_S)
+            elif self._presence.renewal_due and self._presence.renew():
+                with translated(self._client):
+                    dropped = not self._client.hexists(self._keys.readers, self.name)
+                if dropped and server_run_id(self._client) == self._run_id:
+                    self.close()
+                    raise ClaimLost(f"reader {self.name} was dropped: its claim on the log is given up")
 
     def close(self) -> None:
         """Be gone; the place in the registry is kept. Idempotent."""
-        claim, self._presence = self._presence, None
-        if claim is not None:
-            claim.release()
+        with self._being:
+            claim, self._presence = self._presence, None
+            if claim is not None:
+                claim.release()
 
     def leave(self) -> None:
-        """Be gone for good: nobody waits for this reader any more."""
-        self.close()
+        """Be gone for good: nobody waits for this reader any more, and `beat` does nothing."""
+        with self._being:
+            self._left = True
+            self.close()
         self._registry.leave(self.name)
 
     # --- telling actors ----------------------------------------------------------------------------------------

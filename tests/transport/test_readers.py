@@ -1,4 +1,5 @@
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from clawq.transport.client import connect
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader, next_subset
-from clawq.transport.registry import Readers
+from clawq.transport.registry import Readers, presence
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import ORDINAL_FIELD, StreamWriter
 
@@ -231,3 +232,28 @@ def test_a_slot_that_comes_back_while_it_is_swept_is_not_read_twice(
     monkeypatch.setattr(reader.trimming, "sweep", sweep_slowly)
     assert reader.sweep() == ["s"]
     assert [entry for _ in range(8) for entry in reader.read(0.1)] == []
+
+
+def test_a_reader_that_left_does_not_come_back_while_other_threads_still_show_it(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    StreamWriter.open(data_client, run_keys, "a", "w").send(1, b"x")
+    reader = StreamReader(data_client, run_keys, reader="other", required=True)
+    assert len(reader.read(1.0)) == 1
+    assert data_client.exists(presence(run_keys, "other"))
+    ended = threading.Event()
+    threads = [threading.Thread(target=lambda: beat_until(reader, ended)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    reader.leave()
+    time.sleep(0.2)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not data_client.exists(presence(run_keys, "other"))
+    assert "other" not in {record.name for record in Readers(data_client, run_keys).list()}
+
+
+def beat_until(reader: StreamReader, ended: threading.Event) -> None:
+    while not ended.is_set():
+        reader.beat()
