@@ -170,7 +170,7 @@ class Bisection:
             try:
                 if place is not None and place.state is not None:
                     bring_back_ring(pupil.parts, place.state["ring"], (), self._fetch, recorded.examiner)
-                    pupil.trainer.load_state_dict(place.state, 0)
+                    pupil.trainer.state.load_state_dict(place.state, 0)
                 yield pupil
             finally:
                 pupil.close()
@@ -190,7 +190,7 @@ class Bisection:
                 yield record
                 done += 1
                 if isinstance(record, FragmentCommitted) and fragments % APART == 0:
-                    state = pupil.trainer.state_dict()
+                    state = pupil.trainer.state.state_dict()
                     here = _Place(done, fragments, state, copy.deepcopy(watch))
                     self._places[1:] = [*self._places[1:], here][-2:]
 

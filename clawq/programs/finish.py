@@ -79,7 +79,7 @@ class Finish:
         kept = self._keep_weights(self._run.weights / "final.safetensors")
         evaluation = self._evaluate(version, stop)
         if evaluation is not None:
-            trainer.take_evaluation(evaluation)
+            trainer.appraisal.take(evaluation)
             say(describe_evaluation(evaluation))
         else:
             say("there is no final evaluation; --resume with this run folder tries again")
@@ -116,12 +116,12 @@ class Finish:
     def _evaluate(self, version: int, stop: threading.Event) -> dict[str, Any] | None:
         """The final evaluation of `version`, or None if it could not be had."""
         settings = self._run.config.evaluation
-        self._trainer.request_evaluation(version, "final", settings.final_episodes)
+        self._trainer.appraisal.ask(version, "final", settings.final_episodes)
         found: dict[str, Any] = {}
 
         def arrived() -> bool:
             for event in self._trainer.parts.link.take_events():
-                self._trainer.take_event(event, stop)
+                self._trainer.inbox.take(event, stop)
                 if event.facts.get("label") != "final" or event.facts.get("version") != version:
                     continue
                 if event.kind == "evaluation":
@@ -195,7 +195,7 @@ class Finish:
 
         def done() -> bool:
             for event in self._trainer.parts.link.take_events():
-                self._trainer.take_event(event, stop)
+                self._trainer.inbox.take(event, stop)
             return future.done()
 
         with ThreadPoolExecutor(1) as pool:

@@ -1,9 +1,11 @@
-"""Gauges: the run's numbers by the names of `clawq.metrics.CATALOGUE`, read from the learner's parts."""
+"""Gauges: the run's numbers by the names of `clawq.metrics.CATALOGUE`, read from the learner's parts, and shown."""
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from clawq.programs.appraisal import Appraisal
+from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
 from clawq.replay.ledger import STALE
 from clawq.types import Metrics
@@ -31,30 +33,41 @@ class Rate:
 class Gauges:
     """Reads the parts.
 
-    Attributes:
-        evaluation: numbers of the newest evaluation, `eval/...`.
+    Args:
+        parts: of the learner.
+        notices: the newest is shown; they count failures.
+        appraisal: has the numbers of the newest evaluation.
+        report: see Trainer.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.evaluation: Metrics = {}
-        self._parts = parts
+    def __init__(
+        self, parts: Parts, notices: Notices, appraisal: Appraisal, report: Callable[[int, float, Metrics], None]
+    ) -> None:
+        self._parts, self._notices, self._appraisal, self._report = parts, notices, appraisal, report
         self._env_rate, self._update_rate = Rate(), Rate()
 
-    def read(self, version: int, failures: Mapping[str, int]) -> Metrics:
-        """All numbers now.
+    def show(self, version: int, stage: str) -> None:
+        """Send all numbers to the board and to the writers.
 
         Args:
             version: the learner's weights version.
-            failures: how many actors and evaluations failed.
+            stage: what the learner is doing, for people.
         """
+        numbers, parts = self.read(version), self._parts
+        note = parts.link.note or self._notices.recent
+        parts.link.show({**numbers, "stage": stage, "note": note, **parts.tempo.texts()})
+        self._report(parts.intake.env_steps, numbers["wall_s"], numbers)
+
+    def read(self, version: int) -> Metrics:
+        """All numbers now, under the learner's weights version."""
         parts = self._parts
-        numbers = {**self._progress(version), **self._books(failures)}
+        numbers = {**self._progress(version), **self._books(self._notices.failures)}
         numbers |= parts.sampler.metrics() | parts.quarantine.metrics()
         numbers |= {} if parts.demonstrations is None else parts.demonstrations.metrics()
         numbers |= parts.tempo.metrics()
         numbers |= {f"train/{name}": value for name, value in parts.updater.metrics.items()}
         numbers |= parts.ageing.metrics()
-        numbers |= parts.link.figures() | parts.intake.metrics() | self.evaluation
+        numbers |= parts.link.figures() | parts.intake.metrics() | self._appraisal.numbers
         if parts.config.source is None:
             return numbers
         # The fragments' weights versions are those of the run that is followed.

@@ -134,7 +134,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         if archiver is not None:
             archiver.start()
         trainer.publish()
-        trainer.keep_config = partial(keep_config, session)
+        trainer.inbox.keep_config = partial(keep_config, session)
         finish = Finish(session.run, session.data_url, session.spawner, trainer)
         try:
             trainer.train(stop)
@@ -211,7 +211,7 @@ def build(
     }
     trainer = Trainer(parts, identity, writers.write)
     versions.trainer = trainer
-    trainer.version = publisher.head()
+    trainer.publishing.version = publisher.head()
     if state is not None:
         missing = bring_back_ring(
             parts,
@@ -222,18 +222,18 @@ def build(
             copier(run, parts, state, say),
         )
         try:
-            trainer.load_state_dict(state, publisher.head())
+            trainer.state.load_state_dict(state, publisher.head())
         except CheckpointInvalid as error:
             raise refusal(error, state["config"], facts["config"]) from error
         rebase_limiter(parts, state, missing)
         facts["missing"] = ranges(missing)
         say(
             f"resumed {run.id} at update {parts.updater.updates}, {parts.intake.env_steps} env steps, "
-            f"weights {trainer.version}; {describe_ring(parts.ring, missing)}"
+            f"weights {trainer.publishing.version}; {describe_ring(parts.ring, missing)}"
         )
     # Of a run that begins anew too: it was told what not to learn from.
     parts.quarantine.load()
-    trainer.begin_session(facts)
+    trainer.state.begin_session(facts)
     return trainer, writers
 
 
@@ -289,7 +289,7 @@ class Versions:
 
     def current(self) -> int:
         """Newest version handed out."""
-        return 0 if self.trainer is None else self.trainer.version
+        return 0 if self.trainer is None else self.trainer.publishing.version
 
 
 def check_memory(session: Session, device: str, say: Callable[[str], None], weights_bytes: int) -> None:

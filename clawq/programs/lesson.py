@@ -102,9 +102,9 @@ class Exact(_Lesson):
         match record:
             case FragmentCommitted():
                 self._parts.intake.fragments += 1
-                self._pupil.trainer.version = record.version
+                self._pupil.trainer.publishing.version = record.version
             case WeightsPublished() | UpdatesTried():
-                self._pupil.trainer.version = record.version
+                self._pupil.trainer.publishing.version = record.version
         self._compare()
         self._look()
 
@@ -127,7 +127,7 @@ class Exact(_Lesson):
             self._unlike = None
 
     def _difference_from(self, path: Path) -> str | None:
-        recorded, mine = checkpoint.load(path).state, self._pupil.trainer.state_dict()
+        recorded, mine = checkpoint.load(path).state, self._pupil.trainer.state.state_dict()
         known = [name for name in COMPARED if name in recorded]
         return first_difference({n: recorded[n] for n in known}, {n: mine[n] for n in known})
 
@@ -179,14 +179,14 @@ class Free(_Lesson):
         parts, trainer = self._parts, self._pupil.trainer
         match record:
             case FragmentCommitted():
-                trainer.version = record.version
+                trainer.publishing.version = record.version
                 self._insert(record)
             case UpdatesTried():
-                self._progress, trainer.version = record.progress, record.version
+                self._progress, trainer.publishing.version = record.progress, record.version
                 for _ in range(0 if self._limited else record.count):
                     self._update()
             case WeightsPublished():
-                trainer.version = record.version
+                trainer.publishing.version = record.version
                 learning.advance(parts, record.version)
             case RowsVoided():
                 parts.ring.void(record.slot, record.epoch, record.notice.env, record.notice.seq, record.notice.t)
@@ -214,7 +214,7 @@ class Free(_Lesson):
         parts, replay = self._parts, self._parts.config.replay
         if not parts.limiter.can_sample(replay.transitions) or not parts.sampler.ready(replay.batch_size):
             return False
-        learning.update(parts, self._progress, self._pupil.trainer.version)
+        learning.update(parts, self._progress, self._pupil.trainer.publishing.version)
         return True
 
     def verdict(self, weights: Path) -> dict[str, Any]:

@@ -67,9 +67,9 @@ class Outside:
     version: Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
-    """What a trainer works with."""
+    """What a trainer works with; `config` is what it is now, a live change replaces it (clawq.programs.tuning)."""
 
     config: RunConfig
     consumer: Consumer

@@ -156,7 +156,7 @@ class Pupil:
         if threads:
             torch.set_num_threads(threads)
         link = cast(Link, _NoLink(show))
-        outside = Outside(_NoSource(), link, _refuse, lambda: self.trainer.version)
+        outside = Outside(_NoSource(), link, _refuse, lambda: self.trainer.publishing.version)
         self.parts: Parts = make_parts(run, self.device, outside)
         identity = {
             "format": STATE_FORMAT,
@@ -166,7 +166,7 @@ class Pupil:
             "config": run.config.model_dump(mode="json"),
         }
         self.trainer = Trainer(self.parts, identity, writers.write)
-        self.trainer.version = int(recording.session.get("version", 0))
+        self.trainer.publishing.version = int(recording.session.get("version", 0))
 
     def close(self) -> None:
         """End the thread that writes checkpoints."""

@@ -10,7 +10,6 @@ a replay applies the same facts at the same place. Either all of a change takes 
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 from clawq import plugins
@@ -26,8 +25,8 @@ from clawq.replay.prioritized import PrioritizedSampler
 KIND = "tune"
 
 
-def take(parts: Parts, words: Any) -> tuple[Parts, Changes]:
-    """Change what `key=value` words say; the parts with the new configuration, and each (old, new) value.
+def take(parts: Parts, words: Any) -> Changes:
+    """Change what `key=value` words say, in the parts and their configuration; each (old, new) value.
 
     Raises:
         ConfigError: with all mistakes; nothing was changed.
@@ -36,13 +35,14 @@ def take(parts: Parts, words: Any) -> tuple[Parts, Changes]:
         raise ConfigError("clawq tune", ["a list of key=value words is needed"])
     config, changes = changed(parts.config, words)
     if not changes:
-        return parts, changes
+        return changes
     _apply(parts, config, sorted(changes))
     # All that can be tuned, since an earlier session may have tuned other keys.
     parts.recorder.changed(KIND, {"keys": sorted(changes), "set": live_values(config)})
     if "redis.window_bytes" in changes:
         parts.link.allow(config.redis.window_bytes)
-    return replace(parts, config=config), changes
+    parts.config = config
+    return changes
 
 
 def apply(parts: Parts, facts: Mapping[str, Any]) -> None:

@@ -102,7 +102,7 @@ class Watch:
         """As the updater."""
         done = self._update(batch, progress)
         self.ends_s.append(time.perf_counter())
-        if self.spans_s and len(self.spans_s[-1]) == 1 and not self._trainer._saver.busy:
+        if self.spans_s and len(self.spans_s[-1]) == 1 and not self._trainer.safekeeping.saver.busy:
             self.spans_s[-1].append(self.ends_s[-1])
         return done
 

@@ -114,7 +114,7 @@ def learn(words: list[str]) -> None:
     )
     theirs.close()
     trainer, writers = make_trainer(run, transport)
-    trainer.begin_session({"device": "cpu", "threads": torch.get_num_threads()})
+    trainer.state.begin_session({"device": "cpu", "threads": torch.get_num_threads()})
     trainer.parts.consumer.start()
     trainer.publish()
     try:

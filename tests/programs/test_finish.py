@@ -25,15 +25,16 @@ class FakeTrainer:
         self.seen: list[str] = []
         link = SimpleNamespace(take_events=self._take_events, check=lambda: None)
         self.parts: Any = SimpleNamespace(link=link, updater=SimpleNamespace(updates=1))
+        self.appraisal, self.inbox = SimpleNamespace(ask=self._ask), SimpleNamespace(take=self._take)
 
     def _take_events(self) -> list[Event]:
         page = self._pages.popleft() if self._pages else []
         return [Event("1-0", kind, {"label": "final", "version": VERSION, **facts}) for kind, facts in page]
 
-    def request_evaluation(self, version: int, label: str, episodes: int) -> None:
+    def _ask(self, version: int, label: str, episodes: int) -> None:
         assert (version, label) == (VERSION, "final")
 
-    def take_event(self, event: Event, stop: threading.Event) -> None:
+    def _take(self, event: Event, stop: threading.Event) -> None:
         self.seen.append(event.kind)
 
     def gauge(self) -> None:

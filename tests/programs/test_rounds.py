@@ -95,7 +95,7 @@ def test_two_runs_of_one_seed_end_with_the_same_weights_bit_for_bit(make_room: M
         trainer.train(Until(lambda: False))
         # Then rounds are whole and in step with the versions, and the data is exactly `lag` versions old
         assert trainer.parts.intake.env_steps == steps
-        assert trainer.version == 8 + lag
+        assert trainer.publishing.version == 8 + lag
         assert_updates_are_exact(trainer)
         numbers = trainer.numbers()
         assert (numbers["policy_lag/min"], numbers["policy_lag/max"]) == (lag, lag)
@@ -204,7 +204,7 @@ def test_a_round_that_waits_for_too_long_is_told_and_called_again(make_room: Mak
     room.actor("a")
     trainer = room.trainer()
     rounds = rounds_of(trainer)
-    trainer.train(Until(lambda: trainer.version >= 3))
+    trainer.train(Until(lambda: trainer.publishing.version >= 3))
     assert rounds.closed == 0
     assert "waited" in trainer.notices.recent
     assert "seat-001 (0 of 6 steps)" in trainer.notices.recent
@@ -223,7 +223,7 @@ def test_a_resumed_learner_republishes_and_the_actors_go_on_with_the_new_version
     first = room.trainer()
     train_rounds(first, 3)
     first.checkpoint(wait=True)
-    saved = first.state_dict()
+    saved = first.state.state_dict()
     # Given that it goes on after its checkpoint, and is killed
     train_rounds(first, 2)
     room.abandon(first)
@@ -231,7 +231,7 @@ def test_a_resumed_learner_republishes_and_the_actors_go_on_with_the_new_version
     second = room.trainer(resume=True)
     assert second.parts.updater.updates == saved["updates"]
     assert second.parts.limiter.state_dict() == saved["limiter"]
-    assert second.version > first.version
+    assert second.publishing.version > first.publishing.version
     assert rounds_of(second).closed == saved["rounds"]["closed"]
     train_rounds(second, 4)
     # Then nothing was lost or taken twice, and the ratio is exact
@@ -253,11 +253,11 @@ def test_a_round_whose_fragments_went_away_with_redis_is_called_again_at_once(
         room.actor("b")
         trainer = room.trainer()
         train_rounds(trainer, 2)
-        version = trainer.version
+        version = trainer.publishing.version
         # When the data server loses everything, and nobody would be patient enough for a timeout
         restart_data(own_servers)
         train_rounds(trainer, 3)
-        assert trainer.version > version + 3
+        assert trainer.publishing.version > version + 3
         assert_updates_are_exact(trainer)
     finally:
         room.close()
@@ -283,7 +283,7 @@ def test_a_round_is_committed_whole_before_its_updates_and_checkpoints_are_made_
         return update(batch, progress)
 
     monkeypatch.setattr(trainer.parts.updater, "update", noted)
-    monkeypatch.setattr(trainer._saver, "save", lambda snapshot: steps.append(snapshot.state["env_steps"]))
+    monkeypatch.setattr(trainer.safekeeping.saver, "save", lambda snapshot: steps.append(snapshot.state["env_steps"]))
     trainer.train(Until(lambda: False))
     assert len({*steps}) > 3
     assert {count % ROUND for count in steps} == {0}

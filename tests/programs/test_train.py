@@ -31,9 +31,10 @@ from clawq.programs.episode_hdf5 import Hdf5Writer
 from clawq.programs.episodes import stitch
 from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, make_folders
+from clawq.programs.safekeeping import CHECKPOINT_SHARE
 from clawq.programs.schedule import SCHEDULE_FILE, SessionBegun, read_schedule
 from clawq.programs.session import Session
-from clawq.programs.train import CHECKPOINT_SHARE, Trainer
+from clawq.programs.train import Trainer
 from clawq.replay.prioritized import PrioritizedSampler
 from clawq.replay.ring import ReplayRing
 from clawq.replay.snapshot import load_manifest, row_columns
@@ -304,12 +305,12 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     first = desk.trainer()
     desk.train(first, entries=13, updates=10)
     first.checkpoint(wait=True)
-    saved, at_checkpoint = first.state_dict(), valid_rows(a, b)
+    saved, at_checkpoint = first.state.state_dict(), valid_rows(a, b)
     # Given a learner that went on after its checkpoint and was killed
     a.send(5)
     b.send(5)
     desk.train(first, entries=23, updates=saved["updates"] + 5)
-    first.train(Until(lambda: first.version > saved["version"]))
+    first.train(Until(lambda: first.publishing.version > saved["version"]))
     desk.abandon(first)
     head = int(desk.data.hget(desk.keys.control, "head") or 0)
     assert head > saved["version"]
@@ -320,7 +321,7 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     assert second.parts.ring.size == second.parts.intake.env_steps == len(at_checkpoint)
     assert_normaliser_saw(second, at_checkpoint)
     # But its weights are newer than any that were published
-    assert second.version > head
+    assert second.publishing.version > head
     # And when it goes on, everything was taken exactly once
     desk.train(second, entries=23, updates=saved["updates"] + 1)
     numbers = second.numbers()
@@ -331,7 +332,7 @@ def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twic
     desk.train_on(second)
     assert_limiter_is_exact(second)
     desk.abandon(second)
-    assert int(desk.data.hget(desk.keys.control, "head") or 0) >= second.version
+    assert int(desk.data.hget(desk.keys.control, "head") or 0) >= second.publishing.version
 
 
 def test_streams_are_trimmed_only_behind_what_a_checkpoint_on_disk_holds(
@@ -469,11 +470,11 @@ def test_C30_either_side_that_is_blocked_for_too_long_is_named_with_error_and_bo
 )
 def test_an_evaluation_that_makes_no_sense_is_left_out(desk: Desk, junk: dict[str, Any]) -> None:
     trainer = desk.trainer()
-    trainer.take_evaluation({"mean_return": 3.0, "version": 1, **junk})
-    assert trainer.best_return == -math.inf
+    trainer.appraisal.take({"mean_return": 3.0, "version": 1, **junk})
+    assert trainer.appraisal.best_return == -math.inf
     assert "cannot be understood" in trainer.notices.recent
-    trainer.take_evaluation({"mean_return": 3.0, "version": 1, "success": math.nan})
-    assert trainer.best_return == 3.0
+    trainer.appraisal.take({"mean_return": 3.0, "version": 1, "success": math.nan})
+    assert trainer.appraisal.best_return == 3.0
 
 
 def test_priorities_without_td_errors_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -884,5 +885,5 @@ def test_an_evaluation_is_not_asked_for_while_the_one_before_it_is_under_way(des
     events.append("evaluation_failed", id="2-0", label="training", version=asked[-1], reason="timeout", error="late")
     assert len(go_on()) == 3
     # And its state was kept until its score was known
-    assert trainer.best_return == -1.0
+    assert trainer.appraisal.best_return == -1.0
     assert trainer.parts.checkpoints.best() is not None

@@ -86,7 +86,7 @@ class Recorded:
 
     def tune(self, *words: str) -> None:
         """Change settings live."""
-        self.trainer.take_event(Event("1-1", "tune_wanted", {"set": list(words)}), threading.Event())
+        self.trainer.inbox.take(Event("1-1", "tune_wanted", {"set": list(words)}), threading.Event())
 
     def send(self, slot: str, fragments: int = 1, reward: float | None = None) -> None:
         """Let an actor send; with other rewards than it saw, if `reward` is given. Waits until all is committed."""
