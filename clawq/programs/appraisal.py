@@ -2,8 +2,10 @@
 
 Now and then weights are published for an evaluation, and the state that made them is kept as a candidate; when the
 numbers arrive (as an event), they are shown, the best candidate becomes the best checkpoint, and a run that is good
-enough ends. Who evaluates is the coordinator's affair. It is one evaluation at a time: with workers that are slower than
-the interval, newer ones would replace each before it began.
+enough ends. Who evaluates is the coordinator's affair.
+
+It is one evaluation at a time: with workers that are slower than the interval, newer ones would replace each before it
+began.
 """
 
 import math

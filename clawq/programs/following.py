@@ -25,7 +25,8 @@ from clawq.specs import EnvSpec
 from clawq.transport.client import connect
 from clawq.transport.control import ControlRecord, RunRegistry
 from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
-from clawq.transport.readers import PRESENCE_TTL_S, StreamReader
+from clawq.transport.presence import PRESENCE_TTL_S
+from clawq.transport.readers import StreamReader
 
 log = logging.getLogger(__name__)
 

@@ -198,7 +198,7 @@ def build(
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     admit = partial(check_memory, session, device, say)
     parts = make_parts(run, device, outside, state["consumer"] if state else None, admit)
-    reader.on_server = parts.consumer.on_server
+    reader.tell_server(parts.consumer.on_server)
     link.books = partial(published, parts.consumer)
     writers = open_writers(config.metrics, run.folder)
     facts = session_facts(run, device)

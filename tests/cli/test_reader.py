@@ -70,8 +70,8 @@ def test_a_dropped_reader_that_is_alive_learns_of_it(demo: str, data_client: red
     reader = StreamReader(data_client, run_keys, "other")
     reader.read(0.0)
     assert run(["reader", "drop", demo, "other"]) == 0
-    assert reader._presence is not None
-    reader._presence.ttl_s = 0.0
+    assert reader._presence.claim is not None
+    reader._presence.claim.ttl_s = 0.0
     with pytest.raises(ClaimLost, match="reader other was dropped"):
         reader.beat()
 

@@ -64,7 +64,7 @@ def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_los
     client: Any = connect(own_servers.data_url)
     now = [0.0]
     reader = StreamReader(client, run_keys, clock=lambda: now[0])
-    reader.on_server = lambda server, found: told.append((server, found))
+    reader.tell_server(lambda server, found: told.append((server, found)))
     old = StreamWriter.open(client, run_keys, "a", "w")
     send(old, 1, 2)
     while reader.cursors().get("a") != f"{old.epoch}-2":
@@ -80,8 +80,8 @@ def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_los
     # And two of the same epoch on the new server, of which it reads one before it looks which server that is
     for seq in (6, 7):
         client.execute_command("XADD", run_keys.stream("a"), f"{old.epoch}-{seq}", "f", "x")
-    reader._slots = ["a"]
-    reader._cursors["a"] = (old.epoch, 6)
+    reader._discovery.slots = ["a"]
+    reader._positions.cursors["a"] = (old.epoch, 6)
     now[0] += 1.0
     reader._discover_if_due()
     assert told[1][0] != told[0][0]
@@ -91,7 +91,7 @@ def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_los
     assert len(told) == 2
     # A reader that goes on from a checkpoint tells it too
     resumed = StreamReader(client, run_keys, cursors={"a": "1-9"}, server=told[0][0], unread={"a": 4})
-    resumed.on_server = reader.on_server
+    resumed.tell_server(lambda server, found: told.append((server, found)))
     resumed._discover_if_due()
     assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9")})
     client.close()

@@ -16,8 +16,9 @@ from clawq.testing.experience import TrueSlot
 from clawq.transport.client import connect
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
 from clawq.transport.keys import RunKeys
-from clawq.transport.readers import StreamReader, next_subset
+from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers, presence
+from clawq.transport.rotation import next_subset
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import ORDINAL_FIELD, StreamWriter
 

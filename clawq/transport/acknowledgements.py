@@ -1,0 +1,90 @@
+"""Acknowledgements: what a reader tells of how far it has come, mirrored in Redis for actors and for trimming.
+
+taken over     actors are paced by it; the learner's are held back while the streams have no room for more
+checkpointed   never to be read again: trimming may go so far for this reader
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+
+from clawq.transport.client import translated
+from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.retained import EntryId
+from clawq.transport.stream import id_text, parse_ids
+from clawq.transport.trimming import Trimming
+
+#: What a reader wrote of itself is forgotten after so long, seconds: its run may have ended meanwhile.
+_FORGOTTEN_S = 7 * 86_400
+_NOTHING = (-1, -1)
+
+
+class Acknowledgements:
+    """Tells them.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        reader: whose they are.
+        lock: guards what is handled, and what `trimming` retains.
+        trimming: of the learner's reader, knows how much room there is; None = no matter.
+    """
+
+    def __init__(
+        self, client: redis.Redis, keys: RunKeys, reader: str, lock: threading.Lock, trimming: Trimming | None
+    ) -> None:
+        self._client: Any = client
+        self._keys, self._reader = keys, reader
+        self._lock, self._telling = lock, threading.Lock()
+        self._trimming = trimming
+        self._handled: dict[str, EntryId] = {}
+        self._mirrored: dict[str, EntryId] = {}
+
+    def acknowledge(self, cursors: Mapping[str, str]) -> None:
+        """Entries up to these cursors were taken over."""
+        with self._lock:
+            self._handled |= parse_ids(cursors)
+        self.tell()
+
+    def tell(self) -> None:
+        """Mirror what was taken over, as far as there is room."""
+        with self._telling:
+            with self._lock:
+                due = self._handled
+                if self._trimming is not None and self._trimming.room_bytes is not None:
+                    due = self._trimming.retained.within(due, self._trimming.room_bytes)
+                due = {slot: entry for slot, entry in due.items() if entry != self._mirrored.get(slot)}
+            if due:
+                self._write(self._keys.cursors(self._reader), {slot: id_text(entry) for slot, entry in due.items()})
+                self._mirrored |= due
+
+    def checkpointed(self, cursors: Mapping[str, str]) -> None:
+        """Entries up to these cursors will never have to be read again."""
+        if cursors:
+            self._write(self._keys.kept(self._reader), dict(cursors))
+
+    def begin_anew(self) -> None:
+        """The server may have lost what was mirrored: tell all with the next call. Under the lock."""
+        self._mirrored = {}
+
+    def forget(self, slot: str) -> None:
+        """A slot's stream is gone. Under the lock."""
+        self._handled.pop(slot, None)
+        self._mirrored.pop(slot, None)
+
+    def withheld_bytes(self) -> int:
+        """Bytes that were taken over and not told, for want of room; of a reader that trims. Under the lock."""
+        assert self._trimming is not None
+        retained = self._trimming.retained
+        told = {slot: self._mirrored.get(slot, _NOTHING) for slot in self._handled}
+        return retained.bytes_after(told) - retained.bytes_after(told | self._handled)
+
+    def _write(self, key: str, cursors: Mapping[str, str]) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hset(key, mapping=cursors)
+        if self._reader != LEARNER:
+            pipe.expire(key, _FORGOTTEN_S)
+        with translated(self._client):
+            pipe.execute()

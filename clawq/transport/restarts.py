@@ -1,0 +1,103 @@
+"""Restarts: a data server that came back, empty or older than it was, as one reader notices and mends it.
+
+It is noticed by its changed run id. Then every cursor that lies above what its stream has ever given out is set back,
+because XREAD from there would return nothing, for ever, without an error. A server that is not the one of which the
+cursors are (from a checkpoint) is told of, with what was found there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import redis
+
+from clawq.core import Vanished
+from clawq.transport.backlog import Backlog
+from clawq.transport.books import added_entries
+from clawq.transport.client import translated
+from clawq.transport.keys import RunKeys
+from clawq.transport.positions import START, Positions
+from clawq.transport.stream import id_text, last_generated, parse_trimmed
+
+_NOTHING = (-1, -1)
+
+
+class Restarts:
+    """Follows which server it is.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        positions: of the reader; set back where that is needed.
+        backlog: of the reader.
+        server: run id of the server that the positions are of; empty if they are of none.
+
+    Attributes:
+        run_id: of the server as it was last looked at; empty before that.
+        on_server: told when the server is another one: its run id, and for each slot what was found.
+    """
+
+    def __init__(self, client: redis.Redis, keys: RunKeys, positions: Positions, backlog: Backlog, server: str) -> None:
+        self.run_id = ""
+        self.on_server: Callable[[str, Mapping[str, Vanished]], None] = lambda server, found: None
+        self._client: Any = client
+        self._keys, self._positions, self._backlog = keys, positions, backlog
+        self._told_server, self._changed = server, False
+
+    def take_changed(self) -> bool:
+        """Whether the server was restarted since the last call. Under the lock of the positions."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    def set_back_vanished(self, slots: Iterable[str]) -> None:
+        """Begin anew where a stream has never given out what we read from it: it is another stream by now."""
+        for slot in slots:
+            last = last_generated(self._client, self._keys.stream(slot)) or _NOTHING
+            if last < self._positions.at(slot) and not self._was_swept(slot):
+                with self._positions.lock:
+                    self._positions.set_back(slot, last)
+
+    def _was_swept(self, slot: str) -> bool:
+        """Whether the slot's stream was taken away when all that we read had been trimmed from it."""
+        with translated(self._client):
+            told = self._client.hget(self._keys.trimmed, slot)
+        return parse_trimmed(told)[0] >= self._positions.at(slot) > START
+
+    def tell(self, run_id: str, registered: Iterable[str]) -> None:
+        """If this is another server than was told of, say what its streams are; entries not read of the old are lost.
+
+        Args:
+            run_id: of the server now.
+            registered: slots that it knows.
+        """
+        if run_id == self._told_server:
+            return
+        slots = {*registered, *self._positions.cursors, *self._backlog.unread} if self._told_server else ()
+        self.on_server(run_id, {slot: self._found(slot) for slot in slots})
+        self._told_server = run_id
+
+    def _found(self, slot: str) -> Vanished:
+        stream, cursor = self._keys.stream(slot), id_text(self._positions.at(slot))
+        pipe = self._client.pipeline(transaction=True)
+        pipe.xinfo_stream(stream)
+        pipe.xlen(stream)
+        # Few: the stream is as young as the server.
+        pipe.xrange(stream, max=cursor)
+        with translated(self._client):
+            about, length, behind = pipe.execute(raise_on_error=False)
+        added = added_entries(self._client, about)
+        trimmed = 0 if added is None else added - length
+        return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor)
+
+    def settle(self, run_id: str, slots: Iterable[str]) -> None:
+        """All that follows from the server's run id was done.
+
+        Args:
+            run_id: of the server now.
+            slots: that were known before.
+        """
+        with self._positions.lock:
+            # A reader that was just made has missed nothing.
+            if self.run_id and run_id != self.run_id:
+                self._changed = True
+                self._positions.count_anew(slots)
+            self.run_id = run_id
