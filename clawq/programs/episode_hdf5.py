@@ -41,7 +41,8 @@ class Hdf5Writer(Partial):
         self._spec, self._alone = spec, path.suffix in HDF5_SUFFIXES
         if not self._alone:
             self.partial.mkdir()
-        self._file = h5py.File(self.partial if self._alone else self.partial / "main_data.hdf5", "w", track_order=True)
+        self._disk = _Disk(self.partial if self._alone else self.partial / "main_data.hdf5")
+        self._file = h5py.File(self._disk, "w", track_order=True)
         self._file.attrs["env_spec_clawq"] = json.dumps(spec.to_json())
 
     def write(self, episode: Episode) -> None:
@@ -58,6 +59,7 @@ class Hdf5Writer(Partial):
         facts |= {"host": made_by.host, "clawq_version": made_by.version, "commit": made_by.commit}
         facts |= {"created_ms": meta.created_ms, "run": meta.run, "env_fingerprint": meta.env}
         group.attrs.update(facts)
+        self._disk.check()
         self.steps += episode.steps
         self.episodes += 1
 
@@ -69,9 +71,13 @@ class Hdf5Writer(Partial):
     ) -> None:
         self._file.attrs.update({"total_episodes": self.episodes, "total_steps": self.steps})
         self._file.close()
-        if error is not None:
+        self._disk.close()
+        if error is not None or self._disk.refused is not None:
             self.drop()
+        if error is not None:
             return
+        if self._disk.refused is not None:
+            raise UserError(f"the export cannot be written: {self._disk.refused.strerror}")
         if not self._alone:
             metadata = {
                 "total_episodes": self.episodes,
@@ -86,6 +92,70 @@ class Hdf5Writer(Partial):
             }
             (self.partial / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
         self.finish()
+
+
+class _Disk:
+    """The file under an HDF5 file. What the disk refuses is kept here: HDF5 crashes at its end after a failed write.
+
+    Attributes:
+        refused: why the disk refused; from then on nothing is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._at = self._end = 0
+        self.refused: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what the disk refused."""
+        if self.refused is not None:
+            raise self.refused
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._end)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            self._file.seek(self._at)
+            done = 0 if self.refused is None else len(view)
+            while done < len(view):
+                done += self._file.write(view[done:])
+        except OSError as error:
+            self.refused = error
+        self._at += len(view)
+        self._end = max(self._end, self._at)
+        return len(view)
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        self._file.seek(self._at)
+        got = self._file.readinto(view) or 0
+        view[got:] = bytes(len(view) - got)
+        self._at += len(view)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        self._end = self._at if size is None else size
+        try:
+            if self.refused is None:
+                self._file.truncate(self._end)
+        except OSError as error:
+            self.refused = error
+        return self._end
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _hdf5_columns(episode: Episode, spec: EnvSpec) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from clawq.errors import UserError
 from clawq.programs.episode_files import Partial, need
 from clawq.programs.episodes import Episode
 from clawq.specs import EnvSpec
@@ -95,10 +96,16 @@ class ParquetWriter(Partial):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._flush()
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            if error is None:
+                self._flush()
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as refused:
+            self.drop()
+            if error is None:
+                raise UserError(f"the export cannot be written: {refused.strerror or refused}") from None
+            return
         if error is not None or self._writer is None:
             # Without an episode there is no schema, and no file.
             self.drop()

@@ -1,6 +1,7 @@
 """Exported files hold what really happened, and come back as it was."""
 
 import itertools
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_an_export_that_fails_leaves_nothing_and_one_that_exists_is_not_touched(
         with pytest.raises(UserError, match="exists already"):
             open_writer(kind, tmp_path / name, SPEC)
         (tmp_path / name).unlink()
+
+
+def test_a_disk_that_is_full_is_told_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    entries, _ = log_and_truth()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for kind, name in (("hdf5", "a"), ("hdf5", "a.h5"), ("parquet", "a.parquet")):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+            with pytest.raises(UserError, match=r"the export cannot be written: .*[Ff]ile too large"):
+                exported(tmp_path / name, kind, entries)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
