@@ -41,7 +41,7 @@ STREAM_BYTES = 500_000_000
 class DirectLink:
     """Stands in for `Link`: publishing is a copy within the process, and there is nothing else to send."""
 
-    trouble: str | None = None
+    note: str | None = None
     restores = 0
 
     def __init__(self, transport: MemoryTransport, source: Any) -> None:
