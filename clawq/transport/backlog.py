@@ -41,8 +41,8 @@ class Backlog:
         """So many of a slot were read."""
         self.unread[slot] = max(0, self.of(slot) - entries)
 
-    def count(self, slots: Sequence[str]) -> None:
-        """Look how many there are."""
+    def count(self, slots: Sequence[str]) -> dict[str, int]:
+        """Look how many there are; slot -> entries, which may be taken over as `unread`."""
         pipe = self._client.pipeline(transaction=False)
         for slot in slots:
             pipe.xlen(self._keys.stream(slot))
@@ -53,7 +53,7 @@ class Backlog:
                 raise translate(length, describe(self._client)) from length
         behind = self._read_and_retained(slots)
         with self._positions.lock:
-            self.unread = {slot: max(0, length - behind(slot)) for slot, length in zip(slots, lengths, strict=True)}
+            return {slot: max(0, length - behind(slot)) for slot, length in zip(slots, lengths, strict=True)}
 
     def _read_and_retained(self, slots: Sequence[str]) -> Callable[[str], int]:
         """Gives of a slot how many of the entries that it holds were read."""

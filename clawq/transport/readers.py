@@ -137,8 +137,12 @@ class StreamReader:
         self._restarts.set_back_vanished({*registered, *positions.cursors} if restarted else suspects)
         self._restarts.tell(run_id, registered)
         self._restarts.settle(run_id, self._discovery.slots)
-        self._discovery.slots = sorted(registered)
-        self._backlog.count(self._discovery.slots)
+        unread = self._backlog.count(sorted(registered))
+        if server_run_id(self._client) != run_id:
+            # Restarted while we looked: what was seen is of either server. The next look is due at once.
+            return
+        with positions.lock:
+            self._discovery.slots, self._backlog.unread = sorted(registered), unread
         if not self.required:
             self._find_tails()
         self._discovery.done()

@@ -42,6 +42,8 @@ class Restarts:
         self._client: Any = client
         self._keys, self._positions, self._backlog = keys, positions, backlog
         self._told_server, self._changed = server, False
+        #: Slots of that server: they are told of though their cursors were set back, and the server is empty by now.
+        self._known = {*positions.cursors, *backlog.unread}
 
     def take_changed(self) -> bool:
         """Whether the server was restarted since the last call. Under the lock of the positions."""
@@ -69,11 +71,11 @@ class Restarts:
             run_id: of the server now.
             registered: slots that it knows.
         """
-        if run_id == self._told_server:
-            return
-        slots = {*registered, *self._positions.cursors, *self._backlog.unread} if self._told_server else ()
-        self.on_server(run_id, {slot: self._found(slot) for slot in slots})
-        self._told_server = run_id
+        if run_id != self._told_server:
+            slots = self._known.union(registered, self._positions.cursors, self._backlog.unread)
+            self.on_server(run_id, {slot: self._found(slot) for slot in slots} if self._told_server else {})
+            self._told_server, self._known = run_id, set()
+        self._known.update(registered)
 
     def _found(self, slot: str) -> Vanished:
         stream, cursor = self._keys.stream(slot), id_text(self._positions.at(slot))

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
 from clawq.core import Vanished
+from clawq.transport import readers
 from clawq.transport.books import Books, Position, Sighting
-from clawq.transport.client import connect
+from clawq.transport.client import connect, server_run_id
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.server import EmbeddedRedis
@@ -94,4 +97,62 @@ def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_los
     resumed.tell_server(lambda server, found: told.append((server, found)))
     resumed._discover_if_due()
     assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9")})
+    client.close()
+
+
+def test_a_server_that_is_restarted_while_a_reader_looks_is_told_of_with_all_that_it_had(
+    own_servers: EmbeddedRedis,
+    run_keys: RunKeys,
+    restart_data: Callable[[EmbeddedRedis], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Mapping[str, Vanished]] = []
+    client: Any = connect(own_servers.data_url)
+    now = [0.0]
+    reader = StreamReader(client, run_keys, clock=lambda: now[0])
+    reader.tell_server(lambda server, found: told.append(found))
+    writer = StreamWriter.open(client, run_keys, "a", "w")
+    send(writer, 1, 2)
+    while reader.cursors().get("a") != f"{writer.epoch}-2":
+        reader.read(0.0)
+    send(writer, 3, 5)
+    now[0] += 1.0
+    reader._discover_if_due()
+
+    def look_and_restart(client: Any) -> str:
+        """The server is another one right after it was asked which it is."""
+        monkeypatch.setattr(readers, "server_run_id", server_run_id)
+        found = server_run_id(client)
+        restart_data(own_servers)
+        client.connection_pool.disconnect()
+        return found
+
+    monkeypatch.setattr(readers, "server_run_id", look_and_restart)
+    now[0] += 1.0
+    for _ in range(2):
+        reader._discover_if_due()
+    assert told == [{}, {"a": Vanished(read=0, lost=3, cursor="0-0")}]
+    client.close()
+
+
+def test_what_was_read_of_a_stream_that_was_taken_away_is_told_when_the_server_is_another(
+    own_servers: EmbeddedRedis, run_keys: RunKeys, restart_data: Callable[[EmbeddedRedis], None]
+) -> None:
+    told: list[Mapping[str, Vanished]] = []
+    client: Any = connect(own_servers.data_url)
+    now = [0.0]
+    reader = StreamReader(client, run_keys, clock=lambda: now[0])
+    reader.tell_server(lambda server, found: told.append(found))
+    writer = StreamWriter.open(client, run_keys, "a", "w")
+    send(writer, 1, 2)
+    while reader.cursors().get("a") != f"{writer.epoch}-2":
+        reader.read(0.0)
+    writer.close()
+    reader.trim(reader.cursors(), 0)
+    assert reader.sweep() == ["a"]
+    restart_data(own_servers)
+    client.connection_pool.disconnect()
+    now[0] += 1.0
+    reader._discover_if_due()
+    assert told == [{}, {"a": Vanished(0, 0, "0-0")}]
     client.close()
