@@ -27,6 +27,7 @@ from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import check_server, connect
 from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry, end_run
 from clawq.transport.keys import RunKeys
+from clawq.transport.restarts import bear
 from clawq.transport.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ def open_session(
     )
     session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
     try:
+        bear(data, keys)
         session.after_event = Events(data, keys).newest_id()
         start = partial(start_coordinator, spawner, run.id, run.tag, run.logs, broker_url, data_url)
         session.keeper = Keeper(record, claim, broker, start, coordinator)

@@ -31,6 +31,7 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `metrics`            | hash   | name -> number or text (JSON)    | number of names          | learner, CLI        |
 | `pace`               | hash   | session, window that is decided  | 2 fields                 | coordinator, learner|
 | `heartbeats`         | hash   | worker -> JSON                   | pruned; TTL of the key   | workers, coordinator|
+| `born`               | string | token of this life of the keys   | 16 bytes                 | learner, readers    |
 
 `<slot>` is the name of a worker's slot, `<host>-<worker>-<number>`; in a run that goes by rounds it is a seat,
 `seat-<number>`.
@@ -192,6 +193,11 @@ class RunKeys:
     def pace(self) -> str:
         """Hash: the window that the coordinator of a session decided."""
         return self.prefix + "pace"
+
+    @property
+    def born(self) -> str:
+        """String: chosen when a learner opens the run and finds none; gone with the run's other keys."""
+        return self.prefix + "born"
 
     @property
     def heartbeats(self) -> str:

@@ -10,9 +10,10 @@ import redis
 
 from clawq.errors import ClaimLost
 from clawq.transport.claims import Claim
-from clawq.transport.client import server_run_id, translated
+from clawq.transport.client import translated
 from clawq.transport.keys import ARCHIVE, LEARNER, RunKeys
 from clawq.transport.registry import ReaderRecord, Readers, presence
+from clawq.transport.restarts import server_of
 
 #: A reader that was silent for so long counts as gone, seconds.
 PRESENCE_TTL_S = 10.0
@@ -45,11 +46,11 @@ class Presence:
         """Enter the registry, on this server for the first time or again; see Readers.enter."""
         return self._registry.enter(self._name, self._required, self._what, anew)
 
-    def beat(self, run_id: str) -> None:
+    def beat(self, server: str) -> None:
         """Show that the reader is there.
 
         Args:
-            run_id: of the server on which it entered; on another one it is not dropped, but not known yet.
+            server: on which it entered (`server_of`); on another one it is not dropped, but not known yet.
 
         Raises:
             ClaimHeld: somebody else reads under this name.
@@ -65,7 +66,7 @@ class Presence:
             elif self.claim.renewal_due and self.claim.renew():
                 with translated(self._client):
                     dropped = not self._client.hexists(self._keys.readers, self._name)
-                if dropped and server_run_id(self._client) == run_id:
+                if dropped and server_of(self._client, self._keys, server) == server:
                     self.close()
                     raise ClaimLost(f"reader {self._name} was dropped: its claim on the log is given up")
 

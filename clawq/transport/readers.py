@@ -32,13 +32,12 @@ import redis
 from clawq.core import Entry, Vanished
 from clawq.transport.acknowledgements import Acknowledgements
 from clawq.transport.backlog import Backlog
-from clawq.transport.client import server_run_id
 from clawq.transport.discovery import Discovery
 from clawq.transport.keys import LEARNER, RunKeys
 from clawq.transport.positions import Positions
 from clawq.transport.presence import Presence
 from clawq.transport.read_back import read_back
-from clawq.transport.restarts import Restarts
+from clawq.transport.restarts import Restarts, server_of
 from clawq.transport.retained import EntryId
 from clawq.transport.rotation import Rotation
 from clawq.transport.stream import id_text, parse_ids
@@ -125,20 +124,20 @@ class StreamReader:
     def _discover_if_due(self) -> None:
         if self._discovery.left_s() > 0:
             return
-        run_id, positions = server_run_id(self._client), self._positions
+        server, positions = server_of(self._client, self._keys, self._restarts.server), self._positions
         registered = self._discovery.registered()
         # A lower epoch than what we read: the stream was deleted and the server's clock ran back. (Or a late write of
         # an older incarnation: the stream itself tells.)
         suspects = {slot for slot, epoch in registered.items() if epoch < positions.at(slot)[0]}
-        restarted = run_id != self._restarts.run_id
+        restarted = server != self._restarts.server
         if restarted:
             self._enter()
         self.beat()
         self._restarts.set_back_vanished({*registered, *positions.cursors} if restarted else suspects)
-        self._restarts.tell(run_id, registered)
-        self._restarts.settle(run_id, self._discovery.slots)
+        self._restarts.tell(server, registered)
+        self._restarts.settle(server, self._discovery.slots)
         unread = self._backlog.count(sorted(registered))
-        if server_run_id(self._client) != run_id:
+        if server_of(self._client, self._keys, server) != server:
             # Restarted while we looked: what was seen is of either server. The next look is due at once.
             return
         with positions.lock:
@@ -149,7 +148,7 @@ class StreamReader:
 
     def _enter(self) -> None:
         """Enter the registry, on this server for the first time or again."""
-        positions, first = self._positions, not self._restarts.run_id
+        positions, first = self._positions, not self._restarts.server
         record = self._presence.enter(anew=first and not positions.cursors)
         with positions.lock:
             self._acknowledgements.begin_anew()
@@ -215,7 +214,7 @@ class StreamReader:
             ClaimHeld: somebody else reads under this name.
             ClaimLost: this reader was dropped.
         """
-        self._presence.beat(self._restarts.run_id)
+        self._presence.beat(self._restarts.server)
 
     def close(self) -> None:
         """Be gone; the place in the registry is kept. Idempotent."""

@@ -1,10 +1,12 @@
 """Restarts: a data server that came back, empty or older than it was, as one reader notices and mends it.
 
-It is noticed by its changed run id. Then every cursor that lies above what its stream has ever given out is set back,
-because XREAD from there would return nothing, for ever, without an error. A server that is not the one of which the
-cursors are (from a checkpoint) is told of, with what was found there.
+It is noticed by its changed run id (a finished run that goes on, its keys deleted meanwhile, by a token in them). Then
+every cursor that lies above what its stream has ever given out is set back, because XREAD from there would return
+nothing, for ever, without an error. A server that is not the one of which the cursors are (from a checkpoint) is told
+of, with what was found there.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,6 +23,31 @@ from clawq.transport.stream import id_text, last_generated, parse_trimmed
 _NOTHING = (-1, -1)
 
 
+def server_of(client: redis.Redis, keys: RunKeys, before: str = "") -> str:
+    """What the streams of a run are on: another one when the server was restarted, or the run's keys made anew.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+        before: what it was; while the keys are deleted it is that still.
+    """
+    pipe: Any = client.pipeline(transaction=False)
+    pipe.info("server")
+    pipe.get(keys.born)
+    with translated(client):
+        about, born = pipe.execute()
+    run_id = str(about["run_id"])
+    if born is None:
+        return before if before.startswith(run_id) else f"{run_id}/"
+    return f"{run_id}/{born.decode()}"
+
+
+def bear(client: redis.Redis, keys: RunKeys) -> None:
+    """Begin a life of the run's keys, if they have none."""
+    with translated(client):
+        client.set(keys.born, secrets.token_hex(8), nx=True)
+
+
 class Restarts:
     """Follows which server it is.
 
@@ -29,15 +56,15 @@ class Restarts:
         keys: of the run.
         positions: of the reader; set back where that is needed.
         backlog: of the reader.
-        server: run id of the server that the positions are of; empty if they are of none.
+        server: that the positions are of (`server_of`); empty if they are of none.
 
     Attributes:
-        run_id: of the server as it was last looked at; empty before that.
-        on_server: told when the server is another one: its run id, and for each slot what was found.
+        server: as it was last looked at; empty before that.
+        on_server: told when the server is another one: which, and for each slot what was found.
     """
 
     def __init__(self, client: redis.Redis, keys: RunKeys, positions: Positions, backlog: Backlog, server: str) -> None:
-        self.run_id = ""
+        self.server = ""
         self.on_server: Callable[[str, Mapping[str, Vanished]], None] = lambda server, found: None
         self._client: Any = client
         self._keys, self._positions, self._backlog = keys, positions, backlog
@@ -64,17 +91,17 @@ class Restarts:
             told = self._client.hget(self._keys.trimmed, slot)
         return parse_trimmed(told)[0] >= self._positions.at(slot) > START
 
-    def tell(self, run_id: str, registered: Iterable[str]) -> None:
+    def tell(self, server: str, registered: Iterable[str]) -> None:
         """If this is another server than was told of, say what its streams are; entries not read of the old are lost.
 
         Args:
-            run_id: of the server now.
+            server: which it is now.
             registered: slots that it knows.
         """
-        if run_id != self._told_server:
+        if server != self._told_server:
             slots = self._known.union(registered, self._positions.cursors, self._backlog.unread)
-            self.on_server(run_id, {slot: self._found(slot) for slot in slots} if self._told_server else {})
-            self._told_server, self._known = run_id, set()
+            self.on_server(server, {slot: self._found(slot) for slot in slots} if self._told_server else {})
+            self._told_server, self._known = server, set()
         self._known.update(registered)
 
     def _found(self, slot: str) -> Vanished:
@@ -90,16 +117,16 @@ class Restarts:
         trimmed = 0 if added is None else added - length
         return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor)
 
-    def settle(self, run_id: str, slots: Iterable[str]) -> None:
-        """All that follows from the server's run id was done.
+    def settle(self, server: str, slots: Iterable[str]) -> None:
+        """All that follows from which server it is was done.
 
         Args:
-            run_id: of the server now.
+            server: which it is now.
             slots: that were known before.
         """
         with self._positions.lock:
             # A reader that was just made has missed nothing.
-            if self.run_id and run_id != self.run_id:
+            if self.server and server != self.server:
                 self._changed = True
                 self._positions.count_anew(slots)
-            self.run_id = run_id
+            self.server = server

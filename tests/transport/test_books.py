@@ -8,9 +8,11 @@ import pytest
 from clawq.core import Vanished
 from clawq.transport import readers
 from clawq.transport.books import Books, Position, Sighting
-from clawq.transport.client import connect, server_run_id
+from clawq.transport.client import connect
+from clawq.transport.control import delete_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
+from clawq.transport.restarts import bear, server_of
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
 
@@ -119,15 +121,15 @@ def test_a_server_that_is_restarted_while_a_reader_looks_is_told_of_with_all_tha
     now[0] += 1.0
     reader._discover_if_due()
 
-    def look_and_restart(client: Any) -> str:
+    def look_and_restart(client: Any, keys: RunKeys, before: str = "") -> str:
         """The server is another one right after it was asked which it is."""
-        monkeypatch.setattr(readers, "server_run_id", server_run_id)
-        found = server_run_id(client)
+        monkeypatch.setattr(readers, "server_of", server_of)
+        found = server_of(client, keys, before)
         restart_data(own_servers)
         client.connection_pool.disconnect()
         return found
 
-    monkeypatch.setattr(readers, "server_run_id", look_and_restart)
+    monkeypatch.setattr(readers, "server_of", look_and_restart)
     now[0] += 1.0
     for _ in range(2):
         reader._discover_if_due()
@@ -156,3 +158,26 @@ def test_what_was_read_of_a_stream_that_was_taken_away_is_told_when_the_server_i
     reader._discover_if_due()
     assert told == [{}, {"a": Vanished(0, 0, "0-0")}]
     client.close()
+
+
+def test_a_run_whose_keys_were_deleted_and_that_goes_on_is_told_as_if_on_another_server(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    bear(data_client, run_keys)
+    first = server_of(data_client, run_keys)
+    bear(data_client, run_keys)
+    assert server_of(data_client, run_keys) == first
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    send(writer, 1, 2)
+    writer.close()
+    # Given a finished run: its keys are gone, and it goes on from its checkpoint
+    delete_run(data_client, run_keys)
+    assert server_of(data_client, run_keys, first) == first
+    bear(data_client, run_keys)
+    told: list[Mapping[str, Vanished]] = []
+    at = {"a": f"{writer.epoch}-2"}
+    reader = StreamReader(data_client, run_keys, cursors=at, server=first)
+    reader.tell_server(lambda server, found: told.append(found))
+    reader._discover_if_due()
+    assert told == [{"a": Vanished(0, 0, "0-0")}]
+    assert server_of(data_client, run_keys) != first

@@ -12,6 +12,7 @@ def every_key(keys: RunKeys) -> dict[str, str]:
     return {
         "control": keys.control,
         "s:<slot>": keys.stream("host-w-0"),
+        "born": keys.born,
         "slots": keys.slots,
         "trimmed": keys.trimmed,
         "readers": keys.readers,
