@@ -52,30 +52,33 @@ def found(recorded: Recorded, limits: Limits | None = None) -> tuple[Verdict, st
     return verdict, "\n".join([*said, *lines("r1", recording, verdict)])
 
 
-def poisoned(recorded: Recorded, reward: float) -> tuple[str, int, int]:
-    """Record ordinary fragments, one with absurd rewards, and more; returns which one that is."""
+#: Which of the fragments is the one with absurd rewards.
+CULPRIT = 18
+
+
+def poisoned(recorded: Recorded, reward: float) -> None:
+    """Record ordinary fragments, one with absurd rewards, and more, and learn from them for ever."""
     for _ in range(4):
         recorded.send("a", 2)
         recorded.send("b", 2)
     recorded.learn(5)
     recorded.send("a")
     recorded.send("b", reward=reward)
-    culprit = recorded.sent[-1]
     recorded.send("a", 2)
-    return culprit
+    recorded.train(lambda: False)
 
 
 def test_a_fragment_with_rewards_beyond_all_numbers_is_named_with_its_origin_and_what_to_do(recorded: Recorded) -> None:
-    slot, epoch, seq = poisoned(recorded, 1e30)
-    # The learner skips updates that are not finite, and gives up after some
+    # The learner skips updates that are not finite, and gives up after some: maybe before the last ones are sent
     with pytest.raises(TooManyNonFinite):
-        recorded.train(lambda: False)
+        poisoned(recorded, 1e30)
+    slot, epoch, seq = recorded.sent[CULPRIT - 1]
     recorded.end(whole=False)
     verdict, told = found(recorded)
     assert verdict.wrong == "an update was not finite"
     [culprit] = verdict.culprits
     assert (culprit.record.slot, culprit.record.epoch, culprit.record.seq) == (slot, epoch, seq)
-    assert culprit.number == 18
+    assert culprit.number == CULPRIT
     assert verdict.confirmed
     for text in (
         f"culprit: fragment 18, b {epoch}-{seq}",
