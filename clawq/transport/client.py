@@ -212,12 +212,6 @@ def check_server(client: redis.Redis, role: str) -> tuple[int, ...]:
     return version
 
 
-def server_run_id(client: redis.Redis) -> str:
-    """The id that a server chose when it started; it changes with every restart."""
-    with translated(client):
-        return str(client.info("server")["run_id"])
-
-
 def memory_bytes(client: redis.Redis) -> tuple[int, int]:
     """What the server uses, and its maxmemory (0 if it has no limit)."""
     with translated(client):
