@@ -31,6 +31,7 @@ from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
 from clawq.programs.archiving import open_archiver
+from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.audit import keep, published, unread_at_end
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.finish import Finish
@@ -107,7 +108,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
     """
     device = choose_device(session.run.config.learner.device)
     cores = core_plan(session.run.config, device)
-    torch.set_num_threads(cores.learner_threads)
+    set_up_torch(cores.learner_threads)
     say(f"learner: device {device}; {cores.text}")
     session.state = "failed"
     with ExitStack() as stack:

@@ -66,6 +66,6 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 
 def use_threads() -> None:
     """Import torch and hold it to CLAWQ_THREADS threads (default 1)."""
-    import torch
+    from clawq.programs.arithmetic import set_up_torch
 
-    torch.set_num_threads(int(os.environ.get("CLAWQ_THREADS", "1")))
+    set_up_torch(int(os.environ.get("CLAWQ_THREADS", "1")))

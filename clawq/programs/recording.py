@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, cast
 
-import torch
-
 from clawq.config import RunConfig
 from clawq.config_file import change_config, parse_config
 from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ExperienceGone, LogGone, UserError
 from clawq.metrics import Writers
 from clawq.programs.archiving import open_log
+from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.learner import choose_device
 from clawq.programs.link import Link
 from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
@@ -153,8 +152,7 @@ class Pupil:
     ) -> None:
         self.device = choose_device(run.config.learner.device)
         threads = run.config.cores.learner_threads or int(recording.session.get("threads", 0))
-        if threads:
-            torch.set_num_threads(threads)
+        set_up_torch(threads)
         link = cast(Link, _NoLink(show))
         outside = Outside(_NoSource(), link, _refuse, lambda: self.trainer.publishing.version)
         self.parts: Parts = make_parts(run, self.device, outside)
