@@ -47,12 +47,14 @@ class Exploration(Section):
     Attributes:
         noise_min: standard deviation in policy space of the least noisy env.
         noise_max: of the noisiest env.
-        random_share: share of the actions that are uniform instead, at each step of each env.
+        random_share: share of the actions that are uniform instead, in each env.
+        random_steps: for how many steps such an action is held, in the mean.
     """
 
     noise_min: Annotated[float, Field(ge=0, le=2)] = 0.05
     noise_max: Annotated[float, Field(ge=0, le=2)] = 0.4
     random_share: Fraction = 0.0
+    random_steps: Annotated[float, Field(ge=1, le=1000)] = 1.0
 
 
 class Actors(Section):

@@ -3,7 +3,9 @@
 Each env of an actor has its own noise size, evenly spread from the least to the most (Li et al. 2023, "Parallel
 Q-Learning", §3.2: mixed exploration): some envs exploit, some explore, and nobody has to tune one number. While the
 learner has not trained yet, actions are uniform; later a share of them may be (Andrychowicz et al. 2017,
-arXiv:1707.01495, appendix A: where reward is rare, small noise around a policy that knows nothing finds nothing).
+arXiv:1707.01495, appendix A: where reward is rare, small noise around a policy that knows nothing finds nothing), each
+held for several steps if wanted (Dabney et al. 2021, "Temporally-extended ε-greedy exploration", arXiv:2006.01782: what
+changes at each step goes nowhere).
 
 Everything here is in policy space, [-1, 1]; what comes out is what is executed and stored.
 """
@@ -21,7 +23,8 @@ class NoiseLadder:
         noise_max: of the noisiest.
         shape: (N, A).
         generator: source of the random numbers.
-        random_share: probability with which an env's action is uniform instead.
+        random_share: share of an env's actions that are uniform instead.
+        random_steps: for how many steps such an action is held, in the mean (geometrically distributed).
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class NoiseLadder:
         shape: tuple[int, int],
         generator: np.random.Generator,
         random_share: float = 0.0,
+        random_steps: float = 1.0,
     ) -> None:
         num_envs = shape[0]
         # A lone env takes the middle of the ladder.
@@ -39,6 +43,11 @@ class NoiseLadder:
         self._shape = shape
         self._generator = generator
         self._random_share = random_share
+        self._ends = 1.0 / random_steps
+        # A stretch begins, where none goes on, so often that `random_share` of all steps lie within one.
+        self._begins = random_share * self._ends / (1.0 - random_share * (1.0 - self._ends))
+        self._held = np.zeros(shape, np.float32)
+        self._holds = np.zeros((num_envs, 1), bool)
 
     def uniform(self) -> FloatArray:
         """Actions [N, A] anywhere in [-1, 1]."""
@@ -50,8 +59,12 @@ class NoiseLadder:
         noisy = np.clip(action + noise * self._sizes, -1.0, 1.0)
         if self._random_share == 0.0:
             return noisy
-        chosen = self._generator.random((self._shape[0], 1)) < self._random_share
-        return np.where(chosen, self.uniform(), noisy)
+        chance = self._generator.random((2, self._shape[0], 1))
+        goes_on = self._holds & (chance[0] >= self._ends)
+        begins = ~goes_on & (chance[1] < self._begins)
+        self._held = np.where(begins, self.uniform(), self._held)
+        self._holds = goes_on | begins
+        return np.where(self._holds, self._held, noisy)
 
 
 __all__ = ["NoiseLadder"]

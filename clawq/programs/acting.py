@@ -175,11 +175,9 @@ def _share(config: RunConfig) -> Share:
 
 
 def _noise(config: RunConfig, env: VectorEnv, seed: int) -> NoiseLadder:
-    exploration = config.exploration
-    shape = (env.num_envs, env.spec.action.size)
-    return NoiseLadder(
-        exploration.noise_min, exploration.noise_max, shape, noise_generator(seed), exploration.random_share
-    )
+    wanted = config.exploration
+    shape, generator = (env.num_envs, env.spec.action.size), noise_generator(seed)
+    return NoiseLadder(wanted.noise_min, wanted.noise_max, shape, generator, wanted.random_share, wanted.random_steps)
 
 
 def _patiently(open_slot: Callable[[], Any], progress: Progress) -> Any:

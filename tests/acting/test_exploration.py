@@ -55,6 +55,14 @@ def test_a_share_of_the_actions_is_uniform_env_by_env() -> None:
     assert drawn.dtype == np.float32
 
 
+def test_a_random_action_is_held_for_some_steps_and_the_share_stays() -> None:
+    noisy = NoiseLadder(0, 0, (40, 2), np.random.default_rng(0), random_share=0.3, random_steps=5)
+    drawn = np.stack([noisy.perturb(np.full((40, 2), 0.5, np.float32)) for _ in range(4000)])[..., 0]
+    np.testing.assert_allclose((drawn != 0.5).mean(), 0.3, atol=0.01)
+    begins = (drawn[1:] != drawn[:-1]) & (drawn[1:] != 0.5)
+    np.testing.assert_allclose((drawn[1:] != 0.5).sum() / begins.sum(), 5, rtol=0.03)
+
+
 def test_uniform_actions_fill_policy_space() -> None:
     drawn = np.stack([ladder(0, 0).uniform()] + [x for x in [ladder(0, 0).uniform()]])
     many = NoiseLadder(0, 0, (4000, 2), np.random.default_rng(1)).uniform()
