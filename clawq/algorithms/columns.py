@@ -29,12 +29,25 @@ class Columns:
         self.size = sum(spec.obs[key].size for key in self.keys)
         self.policy_size, self.critic_size = spec.policy_size, spec.critic_size
         self._critic_runs = _runs(spec, self.keys)
+        achieved, desired = spec.goal_keys or ("", "")
+        #: The keys with the achieved goal in the desired one's place.
+        self._hindsight_keys = tuple(achieved if key == desired else key for key in self.keys)
+
+    def views(self, obs: Mapping[str, Any]) -> Tensor:
+        """Observations [R, ...] as a batch may show them, float32 [R, V, S]: as they are, and with hindsight's goal."""
+        as_it_is = self.rows(obs)
+        if self._hindsight_keys == self.keys:
+            return as_it_is.unsqueeze(1)
+        return torch.stack((as_it_is, self._concatenate(self._hindsight_keys, obs).float()), 1)
 
     def rows(self, obs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
         """Concatenate observations [B, ...] to float32 rows [B, S]; into `out` if it is given."""
-        parts = [obs[key].reshape(obs[key].shape[0], -1) for key in self.keys]
-        if out is None:
-            return torch.cat(parts, 1).float()
+        rows = self._concatenate(self.keys, obs, out)
+        return rows.float() if out is None else rows
+
+    @staticmethod
+    def _concatenate(keys: tuple[str, ...], obs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
+        parts = [obs[key].reshape(obs[key].shape[0], -1) for key in keys]
         return torch.cat(parts, 1, out=out)
 
     def write_critic(self, rows: Tensor, out: Tensor) -> None:

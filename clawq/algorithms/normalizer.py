@@ -4,8 +4,8 @@ The learner updates the statistics once for each valid env step that it inserts,
 with Chan's pairwise update (Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
 sample variances"). They travel to the actors inside the weights, and are frozen there.
 
-The count is the number of valid rows seen, whatever the number of updates, publishes or restarts. A valid row that is
-not finite is left out and counted in `refused`: one such row would spoil the mean for good.
+The count is the number of valid env steps seen, whatever the number of updates, publishes or restarts. A valid step
+that is not finite is left out and counted in `refused`: one such step would spoil the mean for good.
 """
 
 import math
@@ -32,8 +32,8 @@ class RunningNorm:
     Attributes:
         mean: float64 [S].
         var: float64 [S], population variance; 1 until there are rows.
-        count: valid rows seen.
-        refused: valid rows left out because they were not finite.
+        count: valid env steps seen.
+        refused: valid env steps left out because they were not finite.
         clip: bound of normalised values, in standard deviations.
     """
 
@@ -45,16 +45,20 @@ class RunningNorm:
         self.clip = clip
         self._shift, self._scale = mean_and_scale(self.mean, self.var)
 
-    def update(self, rows: Tensor, valid: Tensor) -> None:
-        """Take in rows [R, S]; those whose `valid` (bool [R]) is False are no experience and count for nothing."""
-        kept = rows[valid].double()
-        if not math.isfinite(float(kept.sum())):  # one sum finds out; looking at each row is for the rare case
-            finite = kept.isfinite().all(1)
+    def update(self, views: Tensor, valid: Tensor) -> None:
+        """Take in R env steps, each in V views: float32 [R, V, S].
+
+        Steps whose `valid` (bool [R]) is False are no experience and count for nothing.
+        """
+        steps = views[valid].double()
+        if not math.isfinite(float(steps.sum())):  # one sum finds out; looking at each step is for the rare case
+            finite = steps.isfinite().flatten(1).all(1)
             self.refused += int((~finite).sum())
-            kept = kept[finite]
-        added = kept.shape[0]
+            steps = steps[finite]
+        added = steps.shape[0]
         if not added:
             return
+        kept = steps.flatten(0, 1)
         # Two passes: as exact as torch.var_mean in float64, and several times faster down the columns.
         mean = kept.mean(0)
         var = kept.sub_(mean).square_().mean(0)

@@ -84,7 +84,7 @@ class Td3:
     def observe(self, obs: Mapping[str, Any], valid: Any) -> None:
         """Take rows [R, ...] committed to the ring into the statistics; `valid` is bool [R]."""
         if self.normaliser is not None:
-            self.normaliser.update(self._columns.rows(obs), valid)
+            self.normaliser.update(self._columns.views(obs), valid)
 
     @torch.no_grad()
     def step(self, batch: Batch, progress: float) -> Metrics:

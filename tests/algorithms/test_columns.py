@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from clawq.algorithms.columns import Columns
+from clawq.algorithms.td3 import Td3Options, plugin
 from clawq.specs import ActionSpec, ArraySpec, EnvSpec
 
 
@@ -49,3 +50,31 @@ def test_many_rows_keep_their_order() -> None:
     a = torch.from_numpy(np.arange(8, dtype=np.float32).reshape(4, 2))
     rows = columns.rows({"a": a, "b": torch.zeros(4, 1, 3)})
     assert torch.equal(rows[:, :2], a)
+
+
+def test_steps_are_seen_as_they_are_and_in_a_goal_environment_with_the_achieved_goal_too() -> None:
+    plain = make_columns(("a", "d"), ("a",))
+    assert plain.views(OBS).tolist() == [[[0, 1, 7]]]
+    obs = {"state": ArraySpec((1,)), "achieved": ArraySpec((2,)), "desired": ArraySpec((2,))}
+    keys = ("state", "desired")
+    goals = Columns(EnvSpec("test", obs, ActionSpec((-1.0,), (1.0,)), keys, keys, goal_keys=("achieved", "desired")))
+    step = {
+        name: torch.tensor([row]) for name, row in (("state", [1.0]), ("achieved", [2.0, 3.0]), ("desired", [4.0, 5.0]))
+    }
+    assert goals.views(step).tolist() == [[[1, 4, 5], [1, 2, 3]]]
+
+
+def test_where_all_desired_goals_are_alike_hindsights_goals_do_not_stand_out() -> None:
+    """As in FetchPush: goals lie on a table, and what was achieved differs from its height by next to nothing."""
+    obs = {"state": ArraySpec((1,)), "achieved": ArraySpec((1,)), "desired": ArraySpec((1,))}
+    keys = ("state", "desired")
+    spec = EnvSpec("test", obs, ActionSpec((-1.0,), (1.0,)), keys, keys, goal_keys=("achieved", "desired"))
+    algorithm = plugin.make_algorithm(spec, Td3Options(hidden=(4,)), "cpu", 0)
+    height = torch.full((1000, 1), 0.4249)
+    resting = height - 2e-4
+    resting[:50] -= 0.1  # some fell off
+    algorithm.observe({"state": height, "achieved": resting, "desired": height}, torch.ones(1000, dtype=torch.bool))
+    assert algorithm.normaliser is not None
+    real, hindsight = torch.tensor([[0.0, 0.4249]]), torch.tensor([[0.0, 0.4247]])
+    apart = algorithm.normaliser.normalize(real, real) - algorithm.normaliser.normalize(hindsight, hindsight)
+    assert apart[0, 1].abs() < 0.05
