@@ -12,25 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
-from clawq.config import Fraction, Positive, Section
+from clawq.algorithms.options import ActorCriticOptions
+from clawq.config import Positive
 from clawq.specs import EnvSpec
 
 if TYPE_CHECKING:
     from clawq.algorithms.td3_learner import Td3
     from clawq.algorithms.td3_policy import Td3Policy
 
-LearningRate = Annotated[float, Field(gt=0, le=1)]
 
-
-class Td3Options(Section):
-    """Options of TD3. Discount, n-step and reward scale belong to the `replay` section.
+class Td3Options(ActorCriticOptions):
+    """Options of TD3, beside those of ActorCriticOptions.
 
     Attributes:
-        hidden: widths of the hidden layers, of actor and critics.
-        lr_actor: Adam's step size for the actor.
-        lr_critic: for the critics.
-        lr_final_fraction: share of the step sizes that is left at the end of the budget (linear decay); 1 = constant.
-        tau: share of the online networks taken into the targets at each policy update.
         policy_delay: critic updates for each update of the policy and the targets.
         target_noise: standard deviation of the smoothing noise on target actions, in policy space.
         target_noise_clip: bound of that noise.
@@ -38,29 +32,13 @@ class Td3Options(Section):
             within, as in [-1/(1-gamma), 0] for a reward of -1 until success, targets cannot run away (Andrychowicz et
             al. 2017).
         action_penalty: factor on the mean square of the policy's actions in its loss (same source; 0 = none).
-        grad_clip: largest gradient norm (actor and critics each); null = no limit.
-        normalize_obs: normalise observations by running statistics.
-        obs_clip: bound of normalised observations, in standard deviations.
-        average_decay: decay of the average of the actor that is published, per policy update; 0 = publish the actor.
-        fast_matmul: let matrix products round their inputs (bfloat16 on CPUs with AMX or AVX512-BF16, TF32 on CUDA)
-            and accumulate in float32; without such hardware it changes nothing.
     """
 
-    hidden: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=8)] = (256, 256)
-    lr_actor: LearningRate = 1e-3
-    lr_critic: LearningRate = 1e-3
-    lr_final_fraction: Fraction = 1.0
-    tau: Annotated[float, Field(gt=0, le=1)] = 0.01
     policy_delay: Positive = 2
     target_noise: Annotated[float, Field(ge=0, le=2)] = 0.2
     target_noise_clip: Annotated[float, Field(ge=0, le=2)] = 0.5
     target_range: tuple[float, float] | None = None
     action_penalty: Annotated[float, Field(ge=0)] = 0.0
-    grad_clip: Annotated[float, Field(gt=0)] | None = 10.0
-    normalize_obs: bool = True
-    obs_clip: Annotated[float, Field(gt=0)] = 5.0
-    average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    fast_matmul: bool = False
 
     @field_validator("target_range")
     @classmethod
