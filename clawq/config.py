@@ -42,12 +42,13 @@ class AlgorithmChoice(Section):
 
 
 class Exploration(Section):
-    """Gaussian action noise, a different size for each env (the ladder runs evenly from min to max).
+    """How actors explore. The noise is for policies that do not explore themselves (td3): sac samples its actions.
 
     Attributes:
-        noise_min: standard deviation in policy space of the least noisy env.
+        noise_min: standard deviation of the Gaussian noise in policy space of the least noisy env (the ladder runs
+            evenly from env to env).
         noise_max: of the noisiest env.
-        random_share: share of the actions that are uniform instead, in each env.
+        random_share: share of the actions that are uniform instead, in each env, whatever the policy.
         random_steps: for how many steps such an action is held, in the mean.
     """
 

@@ -30,6 +30,7 @@ LIVE = (
     "replay.prioritized.",
     "algorithm.options.lr_actor",
     "algorithm.options.lr_critic",
+    "algorithm.options.lr_alpha",
 )
 #: What the life of a run depends on: nobody can change it later.
 _FIXED = ("environment", "name", "seed", "folder", "algorithm.name")

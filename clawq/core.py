@@ -4,7 +4,7 @@ An actor process runs
 
     obs = env.reset(seed)
     while leased:
-        action, extras = policy.act(obs);  action = exploration(action)
+        action, extras = policy.explore(obs, explorer)
         result = env.step(spec.action.to_env(action))
         adder.add(...)                     # -> fragment -> outbox -> FragmentSink
         if between fragments: policy.load(weights_source.fetch_newer(version))
@@ -197,6 +197,25 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Explorer(Protocol):
+    """What an actor gives its policy to explore with: the run's `exploration`, on the actor's own seeded numbers.
+
+    All actions are float32 [N, A] in policy space, [-1, 1].
+    """
+
+    def perturb(self, action: FloatArray) -> FloatArray:
+        """These actions with the run's noise, a share of them scattered: for a policy that does not explore itself."""
+        ...
+
+    def normal(self) -> FloatArray:
+        """Standard normal numbers [N, A], for a policy that samples its actions."""
+        ...
+
+    def scatter(self, action: FloatArray) -> FloatArray:
+        """These actions, the run's share of them (`random_share`) replaced by uniform ones."""
+        ...
+
+
 class Policy(Protocol):
     """The actor's copy of a policy. Used under `torch.inference_mode`."""
 
@@ -204,8 +223,15 @@ class Policy(Protocol):
         """Adopt published weights: name -> numpy array or tensor. Raises WeightsCorrupt if names or shapes differ."""
         ...
 
-    def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-        """Actions [N, A] in policy space before exploration noise, and the extras to store."""
+    def act(self, obs: Obs) -> FloatArray:
+        """The best actions [N, A] that it knows, in policy space; the same for the same weights and observations."""
+        ...
+
+    def explore(self, obs: Obs, explorer: Explorer) -> tuple[FloatArray, Obs]:
+        """Actions [N, A] to execute while learning, in policy space, and the extras to store.
+
+        All randomness comes from the explorer, so that an actor's seed fixes what it does.
+        """
         ...
 
 
@@ -372,6 +398,7 @@ __all__ = [
     "Control",
     "Entry",
     "EnvironmentPlugin",
+    "Explorer",
     "Fragment",
     "FragmentSink",
     "FragmentSource",

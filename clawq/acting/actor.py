@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clawq.acting.exploration import NoiseLadder
-from clawq.core import Policy, Weights
+from clawq.core import Explorer, Policy, Weights
 from clawq.types import FloatArray, Obs
 
 
@@ -16,7 +16,7 @@ class Actor:
     """Chooses actions.
 
     Args:
-        exploration: what is added to the policy's actions.
+        exploration: what the policy explores with, and what is done before there is one.
         make_policy: builds the policy; called once, when the first trained weights are adopted.
     """
 
@@ -24,7 +24,7 @@ class Actor:
         self._exploration = exploration
         self._make_policy = make_policy
         self._policy: Policy | None = None
-        self._act: Callable[[Obs, bool], tuple[FloatArray, Obs]] | None = None
+        self._explore: Callable[[Obs, Explorer], tuple[FloatArray, Obs]] | None = None
         self._version = 0
 
     @property
@@ -42,24 +42,23 @@ class Actor:
             if self._policy is None:
                 self._policy = self._make_policy()
             self._policy.load(weights.arrays)
-            self._act = _without_gradients(self._policy.act)
+            self._explore = _without_gradients(self._policy.explore)
         else:
-            self._act = None
+            self._explore = None
         self._version = weights.version
 
     def act(self, obs: Obs) -> tuple[FloatArray, Obs]:
         """Executed actions [N, A] in policy space, and the extras to store."""
-        if self._act is None:
+        if self._explore is None:
             return self._exploration.uniform(), {}
-        action, extras = self._act(obs, False)
-        return self._exploration.perturb(action), extras
+        return self._explore(obs, self._exploration)
 
 
-def _without_gradients(act: Callable[..., Any]) -> Callable[..., Any]:
-    """`act` under torch.inference_mode."""
+def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` under torch.inference_mode."""
     import torch
 
-    return torch.inference_mode()(act)
+    return torch.inference_mode()(call)
 
 
 __all__ = ["Actor"]

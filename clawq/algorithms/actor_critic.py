@@ -4,7 +4,8 @@ An update computes all gradients first, from the weights as they are: targets, c
 else the algorithm moves. One look at the losses and gradient norms then decides: not finite means NonFiniteUpdate with
 every weight, moment and counter as it was; else optimisers and targets step. (In the papers the policy follows the
 critics' step of the same update, here that of the update before; in exchange an update is all or nothing, with one
-device synchronisation.) An algorithm says where the critics shall go (`_target`) and what has a gradient (`_gradients`).
+device synchronisation.) An algorithm says where the critics shall go (`_target`) and what has a gradient
+(`_gradients`).
 
 What it guarantees: the same seed, calls and thread count give the same weights bit for bit on a CPU, also across
 `state_dict`. A skipped update has drawn its noise all the same. Not thread-safe: one thread calls everything.

@@ -138,7 +138,7 @@ def _run_together(env: VectorEnv, policy: Policy, seeds: list[int]) -> list[Epis
     # Envs without an episode of their own only fill up the batch.
     obs = env.reset(seeds + seeds[:1] * (n - count))
     while open_rows.any():
-        action, _ = policy.act(obs, True)
+        action = policy.act(obs)
         result = env.step(env.spec.action.to_env(action))
         counted = open_rows & result.valid
         if not np.isfinite(result.reward[counted]).all():

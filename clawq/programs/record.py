@@ -63,7 +63,7 @@ class Side:
         """One step; an episode that is over keeps its last picture."""
         if self.over:
             return
-        action, _ = self.policy.act(self._obs, True)
+        action = self.policy.act(self._obs)
         result = self.env.step(self.env.spec.action.to_env(action))
         self.returns[-1] += float(result.reward[0])
         self.success = float(result.success[0])

@@ -3,7 +3,7 @@ import numpy as np
 from clawq.acting.actor import Actor
 from clawq.acting.exploration import NoiseLadder
 from clawq.acting.seeds import actor_seed, env_seeds, noise_generator
-from clawq.core import Weights
+from clawq.core import Explorer, Weights
 from clawq.specs import ActionSpec
 from clawq.types import FloatArray, Obs
 
@@ -16,8 +16,11 @@ class ConstantPolicy:
     def load(self, weights: object) -> None:
         self.loaded.append(weights)
 
-    def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-        return np.full((3, 2), self.value, np.float32), {}
+    def act(self, obs: Obs) -> FloatArray:
+        return np.full((3, 2), self.value, np.float32)
+
+    def explore(self, obs: Obs, explorer: Explorer) -> tuple[FloatArray, Obs]:
+        return explorer.perturb(self.act(obs)), {}
 
 
 def ladder(low: float, high: float, n: int = 3) -> NoiseLadder:

@@ -9,7 +9,7 @@ from clawq.acting.exploration import NoiseLadder
 from clawq.acting.loop import RolloutLoop
 from clawq.acting.outbox import Outbox
 from clawq.acting.sender import Pauses, Sender
-from clawq.core import Control, Weights
+from clawq.core import Control, Explorer, Weights
 from clawq.errors import ActorFailed, FragmentTooLarge, StoreUnavailable
 from clawq.testing.scripted import SPEC, CountingEnv, FixedWeights, ScriptedSink
 from clawq.types import FloatArray, Fragment, Obs
@@ -57,8 +57,11 @@ class Half:
     def load(self, weights: object) -> None:
         pass
 
-    def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-        return np.full((2, 2), 0.5, np.float32), {}
+    def act(self, obs: Obs) -> FloatArray:
+        return np.full((2, 2), 0.5, np.float32)
+
+    def explore(self, obs: Obs, explorer: Explorer) -> tuple[FloatArray, Obs]:
+        return explorer.perturb(self.act(obs)), {}
 
 
 @pytest.fixture

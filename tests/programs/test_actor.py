@@ -263,7 +263,7 @@ def test_C20_an_actor_acts_exactly_as_the_published_bytes_of_the_version_that_it
         assert {fragment.meta.slot for fragment in of_version} == set(actors)
         for fragment in of_version:
             for t in range(fragment.meta.steps):
-                expected, _ = policy.act({key: rows[t] for key, rows in fragment.obs.items()}, True)
+                expected = policy.act({key: rows[t] for key, rows in fragment.obs.items()})
                 np.testing.assert_array_equal(fragment.action[t], expected)
 
 

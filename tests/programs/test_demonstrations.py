@@ -257,7 +257,7 @@ def played(act: Callable[[Any], Any], envs: int, seed: int, epoch: int = 1) -> t
 
 def acted(policy: Any, obs: Any) -> Any:
     """What a policy does, without exploring."""
-    return policy.act(obs, True)[0]
+    return policy.act(obs)
 
 
 def towards(obs: Any) -> Any:

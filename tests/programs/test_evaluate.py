@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from clawq.algorithms.td3 import plugin as td3
+from clawq.core import Explorer
 from clawq.errors import ActorFailed, WeightsCorrupt, WeightsGone
 from clawq.programs.evaluate import evaluate, run_evaluation, summarise, weights_from_file
 from clawq.testing.point import SPEED, PointOptions, point_spec
@@ -30,17 +31,16 @@ CONFIG = {
 
 
 class Homing:
-    """Goes straight to the goal; remembers whether it was asked to explore."""
-
-    def __init__(self) -> None:
-        self.deterministic: set[bool] = set()
+    """Goes straight to the goal, and does not explore."""
 
     def load(self, weights: object) -> None:
         pass
 
-    def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-        self.deterministic.add(deterministic)
-        return np.clip((obs["desired_goal"] - obs["observation"]) / np.float32(SPEED), -1, 1), {}
+    def act(self, obs: Obs) -> FloatArray:
+        return np.clip((obs["desired_goal"] - obs["observation"]) / np.float32(SPEED), -1, 1)
+
+    def explore(self, obs: Obs, explorer: Explorer) -> tuple[FloatArray, Obs]:
+        raise AssertionError("an evaluation does not explore")
 
 
 def weights(seed: int = 0) -> dict[str, Any]:
@@ -65,13 +65,12 @@ def test_episode_i_starts_from_seed_plus_i_however_many_run_together() -> None:
     assert [r.episode_return for r in alone] == pytest.approx([r.episode_return for r in together], abs=1e-5)
     assert {r.length for r in alone} == {20}
     assert summarise(alone)["success"] == 1.0
-    assert policy.deterministic == {True}
 
 
 def test_episodes_of_different_lengths_each_count_once() -> None:
     class Still(Homing):
-        def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-            return np.zeros((3, 2), np.float32), {}
+        def act(self, obs: Obs) -> FloatArray:
+            return np.zeros((3, 2), np.float32)
 
     results = run_evaluation(CountingEnv(3, lengths=(2, 7, 4)), Still(), [1, 2, 3, 4])
     assert [r.length for r in results] == [2, 7, 4, 2]
@@ -83,8 +82,8 @@ def test_a_reward_that_is_not_finite_ends_the_evaluation() -> None:
     env.break_at[0, 0, 2] = "reward"
 
     class Still(Homing):
-        def act(self, obs: Obs, deterministic: bool) -> tuple[FloatArray, Obs]:
-            return np.zeros((1, 2), np.float32), {}
+        def act(self, obs: Obs) -> FloatArray:
+            return np.zeros((1, 2), np.float32)
 
     with pytest.raises(ActorFailed, match="not finite"):
         run_evaluation(env, Still(), [1])
