@@ -33,6 +33,7 @@ LIGHT = {
     "clawq.config_file": ("torch", "redis", "celery", "gymnasium"),
     "clawq.metrics": ("torch", "redis", "celery", "gymnasium", "tensorboard"),
     "clawq.state": ("torch", "redis", "celery", "gymnasium", "pydantic"),
+    "clawq.algorithms.sac": ("torch", "redis", "celery", "gymnasium"),
     "clawq.algorithms.td3": ("torch", "redis", "celery", "gymnasium"),
     "clawq.control.app": ("torch", "gymnasium", "mujoco"),
     "clawq.control.tasks": ("torch", "gymnasium", "mujoco"),

@@ -88,7 +88,7 @@ def test_an_unknown_group_is_a_plugin_error() -> None:
 
 
 def test_every_group_lists_what_clawq_itself_registers() -> None:
-    assert {"td3"} <= set(names("algorithms"))
+    assert {"sac", "td3"} <= set(names("algorithms"))
     assert {"jsonl", "tensorboard"} <= set(names("metric_writers"))
     for group in GROUPS:
         assert names(group) == sorted({plugin.name for plugin in installed(group)})

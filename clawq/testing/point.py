@@ -3,7 +3,7 @@
 A point in the square [-1, 1]² moves by at most `SPEED` a step towards where the action says; the reward is minus its
 distance to the goal after the step, and an episode ends by a time limit (truncated). It has everything that a hand
 environment has and the tests need: goal keys, an asymmetric action bound, exact final observations, success reports,
-frames, and faults on purpose. TD3 reaches success 1.0 within a few hundred updates.
+frames, and faults on purpose. TD3 and SAC reach success 1.0 within a few hundred updates.
 
 All randomness comes from the seed of each env: the same seeds and actions give the same rows, bit for bit.
 """

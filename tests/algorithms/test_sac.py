@@ -45,7 +45,8 @@ class PlainSac:
         std = log_std.clamp(-20, 2).exp()
         before = mean + std * torch.empty(len(rows), ACTIONS).normal_(generator=self.noise)
         action = before.tanh()
-        return action, (Normal(mean, std).log_prob(before) - torch.log(1 - action**2 + 1e-12)).sum(1)
+        density: Tensor = Normal(mean, std).log_prob(before)  # type: ignore[no-untyped-call]
+        return action, (density - torch.log(1 - action**2 + 1e-12)).sum(1)
 
     def step(self, batch: Batch, progress: float) -> dict[str, float]:
         options = self.options

@@ -168,7 +168,8 @@ def test_config_check_and_show_work_on_a_file(tmp_path: Path) -> None:
 
 def test_plugins_are_listed_with_their_distributions() -> None:
     listed = clawq("plugins", "list").stdout
-    assert "  td3  clawq.algorithms.td3:plugin  (clawq " in listed
+    for name in ("sac", "td3"):
+        assert f"  {name}  clawq.algorithms.{name}:plugin  (clawq " in listed
     assert "jsonl        clawq.metrics:JsonlWriter" in listed
 
 

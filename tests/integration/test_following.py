@@ -1,5 +1,6 @@
 """A second learner on another run's streams: real processes, real Redis."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,13 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_second_learner_learns_from_the_same_fragments_dies_and_goes_on_while_the_first_notices_nothing(
+def test_a_second_learner_with_another_algorithm_learns_dies_and_goes_on_while_the_first_notices_nothing(
     pair: Pair, eventually: Eventually
 ) -> None:
     worker = pair.home.start("worker", "start", "--slots", "1", "--name", "w")
     first = pair.learner("a", "redis.stream_bytes=1000000", "learner.checkpoint_interval_s=2")
     eventually(lambda: pair.number("a", "updates") > 20, "the first learns", 150)
-    other = ("algorithm.options.hidden=[16]", "replay.batch_size=32", "learner.checkpoint_interval_s=1")
+    other = ("algorithm.name=sac", "algorithm.options.hidden=[16]", "replay.batch_size=32", "learner.checkpoint_interval_s=1")
     second = pair.learner("b", *other, "--follow", "a")
     eventually(lambda: pair.number("b", "updates") > 20, "the second learns", 150)
     source = pair.keys("a")
@@ -108,6 +109,12 @@ def test_a_second_learner_learns_from_the_same_fragments_dies_and_goes_on_while_
     # Every fragment that was acknowledged is in the second's ring, or told as trimmed before it came
     checkpoint = Checkpoints(checkpoints).load_latest()
     assert checkpoint is not None
+    assert "log_alpha" in checkpoint.state["algorithm"]["networks"], "it is SAC that learned"
+    for name in ("critic_loss", "actor_loss", "alpha"):
+        learned = [line[f"train/{name}"] for line in pair.home.metrics("b") if f"train/{name}" in line]
+        assert learned
+        assert all(math.isfinite(value) for value in learned)
+    assert pair.number("b", "non_finite_updates") == 0
     ledger = Ledger(checkpoint.state["consumer"])
     assert ledger.check_valid() == (True, "")
     acknowledged = sum(
