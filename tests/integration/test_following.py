@@ -75,8 +75,8 @@ def test_a_second_learner_with_another_algorithm_learns_dies_and_goes_on_while_t
     worker = pair.home.start("worker", "start", "--slots", "1", "--name", "w")
     first = pair.learner("a", "redis.stream_bytes=1000000", "learner.checkpoint_interval_s=2")
     eventually(lambda: pair.number("a", "updates") > 20, "the first learns", 150)
-    other = ("algorithm.name=sac", "algorithm.options.hidden=[16]", "replay.batch_size=32", "learner.checkpoint_interval_s=1")
-    second = pair.learner("b", *other, "--follow", "a")
+    other = ("algorithm.name=sac", "algorithm.options.hidden=[16]", "replay.batch_size=32")
+    second = pair.learner("b", *other, "learner.checkpoint_interval_s=1", "--follow", "a")
     eventually(lambda: pair.number("b", "updates") > 20, "the second learns", 150)
     source = pair.keys("a")
     assert not pair.data.exists(pair.keys("b").slots), "no actor works for the second"
