@@ -10,6 +10,7 @@ Nothing is guessed: an unknown key is a mistake that names the nearest valid one
 import copy
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -98,8 +99,13 @@ def _fit(model: type[BaseModel], raw: Any, at: str) -> tuple[Any, list[Mistake]]
 
 def _strict(model: Any, raw: Any) -> Any:
     # JSON mode: strict about numbers and words, yet a list is a fine tuple and a string a fine path or enum.
-    adapter: TypeAdapter[Any] = TypeAdapter(model)
-    return adapter.validate_json(TypeAdapter(Any).dump_json(raw), strict=True)
+    return _adapter(model).validate_json(_adapter(Any).dump_json(raw), strict=True)
+
+
+@cache
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    """Made once: it takes longer than all else of a validation."""
+    return TypeAdapter(model)
 
 
 def _settle(raw: Any, loc: _Loc, value: Any) -> bool:

@@ -12,6 +12,7 @@ people: what was wrong, where, what is allowed, what to do.
       UnsupportedSpace            an environment whose spaces clawq cannot carry
       TransportError
         StoreUnavailable          Redis is away (retryable)
+          RecordUnreadable        what stands under a key of ours is not what clawq writes there
         StoreUnfit                Redis answers, but cannot be used as it is: version, policy, rights
         StoreFull                 Redis is out of memory (retryable: back off)
         StreamRejected            an id was refused and the entry is not there: a new epoch must begin
@@ -111,6 +112,10 @@ class TransportError(ClawqError):
 
 class StoreUnavailable(TransportError):
     """Redis cannot be reached, or went away (retryable)."""
+
+
+class RecordUnreadable(StoreUnavailable):
+    """Under a key of ours stands something else (retryable: until it is mended, it is as if Redis were away)."""
 
 
 class StoreUnfit(TransportError):

@@ -22,6 +22,7 @@ from typing import Any
 from clawq.control.shutdown import Shutdown
 from clawq.spawning.failure import Failure
 from clawq.spawning.spawner import Child, wait_readable
+from clawq.transport.texts import parse_object
 
 _TICK_S = 0.25
 _MAX_LINE_BYTES = 1_000_000
@@ -235,10 +236,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     if not line.strip():
         return None
     try:
-        message = json.loads(line)
+        return parse_object(line)
     except ValueError:
         return None
-    return message if isinstance(message, dict) else None
 
 
 __all__ = ["ActorProcess", "Lease", "Patience"]

@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 from celery import Celery
+from pydantic import ValidationError
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
@@ -71,7 +72,7 @@ class Coordinator:
 
     def __init__(self, run: RunRecord, broker_url: str, data_url: str) -> None:
         self.run = run
-        self._config = RunConfig.model_validate(run.config)
+        self._config = _config_of(run)
         self._sender: Celery = make_app(broker_url)
         self._broker: Any = self._sender.connection_for_write()
         self._broker_errors = (OSError, *self._broker.connection_errors, *self._broker.channel_errors)
@@ -131,7 +132,14 @@ class Coordinator:
         self._taken_over = record is not None and not record.same_session(self.run)
         if record is not None and not self._taken_over and record.config != self.run.config:
             # Its learner was told to go on under other settings.
-            self.run, self._config = record, RunConfig.model_validate(record.config)
+            self._take(record)
+
+    def _take(self, record: RunRecord) -> None:
+        try:
+            self._config = _config_of(record)
+        except UserError as error:
+            log.warning("%s; going on under the settings known before", error)
+        self.run = record
 
     def _desired(self) -> Desired:
         control = self._control.read()
@@ -233,6 +241,14 @@ def find_run(broker_url: str, run_id: str) -> RunRecord:
     if run is None:
         raise UserError(f"there is no run {run_id!r} on this broker; `clawq status` lists the runs")
     return run
+
+
+def _config_of(run: RunRecord) -> RunConfig:
+    """A run's settings. Raises UserError for a record that somebody else wrote."""
+    try:
+        return RunConfig.model_validate(run.config)
+    except ValidationError as error:
+        raise UserError(f"the settings of {run.run_id} in the registry cannot be read: {error.errors()[0]}") from None
 
 
 def coordinate(coordinator: Coordinator) -> None:

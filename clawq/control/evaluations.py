@@ -11,8 +11,10 @@ import logging
 from collections.abc import Container
 from dataclasses import replace
 
+from clawq.control.arguments import MOST_EPISODES
 from clawq.control.reconcile import MAX_ATTEMPTS, PASSING_FAILURES, Evaluation
 from clawq.transport.control import Event
+from clawq.transport.texts import is_whole
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,10 @@ class Evaluations:
         facts = event.facts
         try:
             version, episodes = int(facts["version"]), int(facts.get("episodes") or self._default_episodes)
+            if not is_whole(version) or not 0 < episodes <= MOST_EPISODES:
+                raise ValueError("numbers out of range")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            log.warning("event %s wants an evaluation that cannot be understood: %r in %s", event.id, error, facts)
+            log.warning("event %s wants an evaluation that cannot be understood: %r", event.id, error)
             return
         self._outstanding[event.id] = Evaluation(event.id, version, str(facts.get("label", "")), episodes, now_s)
 

@@ -40,6 +40,8 @@ ROOMY_FRAGMENTS, ROOMY_S = 4, 0.5
 WINDOW_TAU_S, ACTORS_TAU_S = 0.7, 3.0
 #: Rates are taken over at least this time, seconds.
 RATE_S = 1.0
+#: Numbers on the board are below this.
+_LARGEST = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,9 @@ class FlowMeter:
         try:
             at_s, taken, blocked_s, unread, size, version_s = (float(board[f"flow/{name}"]) for name in FLOW_NAMES)
         except (KeyError, TypeError, ValueError):
+            return None
+        # The board is for anybody to write: what is no count must not become a pace.
+        if not all(0 <= number < _LARGEST for number in (at_s, taken, blocked_s, unread, size, version_s)):
             return None
         # Another learner process: its counters begin anew. (On the same host its clock goes on.)
         if self._points and (at_s < self._points[-1][0] or taken < self._points[-1][1]):

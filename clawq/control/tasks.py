@@ -1,8 +1,9 @@
 """The tasks: what a worker does when told to. Plain functions; clawq.control.app makes Celery tasks of them.
 
-Each looks its run up (a command for a run that is over does nothing), does its work in an exec'ed program, and appends
-its report to the run's events; nothing is returned through Celery. Doing one twice does no harm: a second lease is
-more experience, a second evaluation has the same id and is ignored by who waits for it.
+Each has its arguments judged (clawq.control.arguments) and looks its run up (a command for a run that is over does
+nothing), does its work in an exec'ed program, and appends its report to the run's events; nothing is returned through
+Celery. Doing one twice does no harm: a second lease is more experience, a second evaluation has the same id and is
+ignored by who waits for it.
 
 Events appended (all with `worker`):
 
@@ -15,12 +16,14 @@ Events appended (all with `worker`):
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from clawq.control.actor_process import Lease
+from clawq.control.arguments import check_evaluation, check_lease, check_recording
 from clawq.control.pool_process import PoolProcess, pool_process
 from clawq.control.settings import slot_name
-from clawq.errors import TransportError
+from clawq.errors import TransportError, UserError
 from clawq.spawning.failure import Failure
 from clawq.transport.control import RunRecord
 
@@ -31,6 +34,8 @@ _ERROR_CHARS = 4000
 
 def rollout(run_id: str, seconds: float) -> dict[str, Any]:
     """One lease: drive a slot's actor for `seconds` for that run; returns the actor's report."""
+    if refused := _refused("rollout", check_lease, run_id, seconds):
+        return refused
     place = pool_process()
     run = place.run(run_id)
     if run is None:
@@ -77,6 +82,8 @@ def evaluate(
         evaluation: id that comes back in the event.
         timeout_s: it is given up when it takes longer.
     """
+    if refused := _refused("evaluate", check_evaluation, run_id, version, episodes, seed, timeout_s, label, evaluation):
+        return refused
     request = {"version": version, "episodes": episodes, "seed": seed}
     facts = {"id": evaluation, "label": label, "version": version}
     return _run_reported("evaluation", "clawq.programs.evaluate", run_id, request, facts, timeout_s)
@@ -84,7 +91,19 @@ def evaluate(
 
 def record(run_id: str, request: dict[str, Any] | None = None, timeout_s: float = 600.0) -> dict[str, Any]:
     """Record the policy: `request` goes to clawq.programs.record, with run and data_url added."""
+    if refused := _refused("record", check_recording, run_id, request or {}, timeout_s):
+        return refused
     return _run_reported("recording", "clawq.programs.record", run_id, request or {}, {}, timeout_s)
+
+
+def _refused(task: str, check: Callable[..., None], *arguments: Any) -> dict[str, Any] | None:
+    """The answer to a task whose arguments make no sense, None if they do."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        log.warning("clawq.%s was refused: %s", task, error)
+        return {"reason": "refused", "error": str(error)}
+    return None
 
 
 def describe_run(run: RunRecord) -> dict[str, Any]:

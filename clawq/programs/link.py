@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clawq.core import Control
-from clawq.errors import ClaimLost, StoreFull, StoreUnavailable, TransportError
+from clawq.errors import ClaimLost, RecordUnreadable, StoreFull, StoreUnavailable, TransportError
 from clawq.programs.following import Following
 from clawq.programs.upkeep import Upkeep
 from clawq.transport.archiver import Archiver, least
@@ -382,6 +382,7 @@ class Link:
         if now_s - self._swept_s < SWEEP_INTERVAL_S:
             return
         self._swept_s = now_s
+        self._mend_control()
         beats = self._wires.heartbeats.read()
         readers = self._wires.upkeep.look(self.window_bytes)
         with self._lock:
@@ -391,6 +392,22 @@ class Link:
                 "workers": float(len(beats)),
                 "slots": float(sum(beat.slots for beat in beats.values())),
             }
+
+    def _mend_control(self) -> None:
+        """Write the control record again if it is gone or spoiled: it is ours, and actors wait for it."""
+        try:
+            if self._wires.control.read() is not None:
+                return
+            why = "it is gone"
+        except RecordUnreadable as error:
+            why = str(error)
+        log.warning("the control record is written again: %s", why)
+        with self._lock:
+            fields: dict[str, int] = {"stop": self._desired.stop, "config_epoch": self._desired.config_epoch}
+        if self._sent is not None:
+            fields["head"] = self._sent.version
+        self._wires.control.write(window_bytes=self.window_bytes, **fields)
+        self._wires.reader.tell_required()
 
     def _troubled(self, error: TransportError) -> None:
         if self.trouble is None:

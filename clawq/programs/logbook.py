@@ -24,6 +24,7 @@ from clawq.transport.keys import RunKeys
 from clawq.transport.live_streams import Found
 from clawq.transport.log import RunLog
 from clawq.transport.stream import parse_id
+from clawq.transport.texts import parse_cursors
 from clawq.types import Array, Fragment, FragmentMeta
 
 
@@ -208,4 +209,4 @@ def _in_schedule(book: Logbook, slot: str, epoch: int, seq: int) -> str | None:
 def _cursors(book: Logbook) -> Mapping[str, str]:
     with translated(book.where.data):
         raw: Mapping[bytes, bytes] = book.where.data.hgetall(book.where.keys.cursors())
-    return {slot.decode(errors="replace"): cursor.decode() for slot, cursor in raw.items()}
+    return parse_cursors(raw)

@@ -121,7 +121,7 @@ class Parent:
             with self._sock.makefile("rb") as lines:
                 for line in lines:
                     self._receive(json.loads(line))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             os._exit(1)  # a worker that we cannot understand is as good as none
         os._exit(0)
 

@@ -8,6 +8,7 @@ masked, also when a ring is filled again from the streams.
 Pure: what becomes of covered rows and fragments is for clawq.programs.quarantine.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ QUARANTINED = "quarantined"
 _LONGEST = {"worker": 300, "slot": 128, "reason": 200}
 #: Numbers stay below this (milliseconds since 1970, sequence numbers).
 _LARGEST = 2**62
+#: Not \d, which is many more digits than int() knows.
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 class Origin(Protocol):
@@ -133,8 +136,7 @@ _NAMES = ", ".join(Rule.__dataclass_fields__)
 
 
 def _is_id(text: Any) -> bool:
-    epoch, dash, seq = str(text).partition("-")
-    return bool(dash) and epoch.isdigit() and seq.isdigit()
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def _settled(entry_id: str, one: Origin) -> bool:

@@ -94,7 +94,7 @@ def _answer(output: bytes, status: int, log_tail: str) -> dict[str, Any]:
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     try:
         answer = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and "error" in answer:
         raise Failure(str(answer.get("kind", "error")), str(answer["error"]), "")

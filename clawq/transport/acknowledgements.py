@@ -5,6 +5,7 @@ checkpointed   never to be read again: trimming may go so far for this reader
 """
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from clawq.transport.trimming import Trimming
 
 #: What a reader wrote of itself is forgotten after so long, seconds: its run may have ended meanwhile.
 _FORGOTTEN_S = 7 * 86_400
+#: All that is taken over is told again this often, seconds, in case that somebody overwrote it.
+TELL_ALL_S = 5.0
 _NOTHING = (-1, -1)
 
 
@@ -41,6 +44,7 @@ class Acknowledgements:
         self._trimming = trimming
         self._handled: dict[str, EntryId] = {}
         self._mirrored: dict[str, EntryId] = {}
+        self._told_all_s = time.monotonic()
 
     def acknowledge(self, cursors: Mapping[str, str]) -> None:
         """Entries up to these cursors were taken over."""
@@ -55,7 +59,12 @@ class Acknowledgements:
                 due = self._handled
                 if self._trimming is not None and self._trimming.room_bytes is not None:
                     due = self._trimming.retained.within(due, self._trimming.room_bytes)
-                due = {slot: entry for slot, entry in due.items() if entry != self._mirrored.get(slot)}
+                now_s = time.monotonic()
+                if now_s - self._told_all_s >= TELL_ALL_S:
+                    # Whatever became of it in Redis: an actor that waits for a cursor sends nothing that would move it.
+                    self._told_all_s, due = now_s, dict(due)
+                else:
+                    due = {slot: entry for slot, entry in due.items() if entry != self._mirrored.get(slot)}
             if due:
                 self._write(self._keys.cursors(self._reader), {slot: id_text(entry) for slot, entry in due.items()})
                 self._mirrored |= due

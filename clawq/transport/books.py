@@ -14,8 +14,10 @@ from typing import Any
 
 import redis
 
+from clawq.errors import RecordUnreadable
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
+from clawq.transport.texts import is_whole, parse_cursor, parse_json, parse_object, parse_whole, readable
 
 #: Field of a ledger's hash that is no slot: the reader's sums.
 _SUMS = "@sums"
@@ -82,9 +84,8 @@ class Books:
         """(slot -> position, sums) of one moment; None if nothing was published on this server."""
         with translated(self._client):
             raw = self._client.hgetall(self._key)
-        named = {name.decode(): json.loads(text) for name, text in raw.items()}
-        sums = named.pop(_SUMS, None)
-        return None if sums is None else ({slot: Position(*one) for slot, one in named.items()}, sums)
+        sums = readable({_SUMS.encode(): raw.pop(_SUMS.encode(), b"")}, parse_object).get(_SUMS)
+        return None if sums is None else (readable(raw, _position), sums)
 
     def look(self, positions: Mapping[str, Position]) -> dict[str, Sighting]:
         """What Redis says of these slots and of all others that it knows, each slot at one moment."""
@@ -107,13 +108,32 @@ class Books:
         with translated(self._client):
             swept, about, after = pipe.execute(raise_on_error=False)
         added = added_entries(self._client, about)
-        return Sighting(None if added is None else int(swept or 0) + added, len(after))
+        if isinstance(after, Exception):
+            after = ()  # no stream: then there is nothing in it
+        return Sighting(None if added is None else _counted(swept) + added, len(after))
+
+
+def _position(text: bytes) -> Position:
+    found = parse_json(text)
+    if not (isinstance(found, list) and len(found) == 3 and is_whole(found[0]) and is_whole(found[2])):
+        raise ValueError("no position")
+    if parse_cursor(str(found[1]).encode()) is None:
+        raise ValueError("no id")
+    return Position(*found)
+
+
+def _counted(swept: bytes | None) -> int:
+    try:
+        return parse_whole(swept)
+    except ValueError:
+        return 0  # somebody else wrote there; the ledger will show that it does not add up
 
 
 def added_entries(client: Any, about: Any) -> int | None:
     """Entries that a stream ever acknowledged, from the answer to XINFO STREAM; None if the server does not count."""
     if isinstance(about, Exception):
-        if _NO_STREAM in str(about):
+        # Something of another type is no stream.
+        if _NO_STREAM in str(about) or isinstance(translate(about), RecordUnreadable):
             return 0
         raise translate(about, describe(client)) from about
     added = about.get("entries-added")

@@ -18,11 +18,13 @@ import redis
 
 from clawq.errors import ClaimHeld, ClaimLost, StoreUnavailable
 from clawq.transport.client import describe, translated
+from clawq.transport.texts import parse_object
 
 #: Renew when this share of the time limit has passed.
 _RENEW_SHARE = 1 / 3
 #: A MULTI under WATCH is tried again so often when somebody touched the watched keys.
 _ATTEMPTS = 20
+_LONGEST_HOLDER = 300
 
 
 class Claim:
@@ -180,6 +182,6 @@ def _holder_of(value: Any) -> str:
     if value is None:
         return "nobody (it ran out)"
     try:
-        return str(json.loads(value)["holder"])
-    except (ValueError, KeyError, TypeError):
+        return str(parse_object(value)["holder"])[:_LONGEST_HOLDER]
+    except (ValueError, KeyError):
         return "somebody who is not clawq"

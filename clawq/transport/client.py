@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from clawq.errors import StoreFull, StoreUnavailable, StoreUnfit, TransportError
+from clawq.errors import RecordUnreadable, StoreFull, StoreUnavailable, StoreUnfit, TransportError
 
 #: Bytes read from a socket at once; the default of 32 KB costs 10-30 % on fragments.
 _SOCKET_READ_BYTES = 1 << 20
@@ -147,6 +147,7 @@ def translated(client: redis.Redis | None = None) -> Iterator[None]:
 
     Raises:
         StoreUnavailable: cannot be reached, timed out, is loading, or has no free connection.
+        RecordUnreadable: a key of ours holds another type.
         StoreFull: out of memory.
         StoreUnfit: password, rights, read-only replica, cluster without a cluster client.
         TransportError: whatever else Redis answered.
@@ -178,6 +179,11 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
     if text.startswith(("MISCONF", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
         # The server is there but cannot write just now (disk full under an AOF, a long script): worth another try.
         return StoreUnavailable(f"{where} cannot serve us now: {text}")
+    if text.startswith("WRONGTYPE"):
+        return RecordUnreadable(
+            f"{where}: a key of ours holds something of another type, which somebody else wrote: {text}. It is tried "
+            "again until that key is deleted"
+        )
     return TransportError(f"{where} answered: {text}")
 
 

@@ -15,11 +15,10 @@ from typing import Any
 import redis
 
 from clawq.core import Control
-from clawq.errors import TransportError
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
-from clawq.transport.keys import LEARNER, RUNS_KEY, RunKeys
-from clawq.transport.texts import parse_json
+from clawq.transport.keys import LEARNER, LONGEST_NAME, MOST_READERS, RUNS_KEY, RunKeys, check_name
+from clawq.transport.texts import is_whole, parse_json, parse_object, parse_whole, readable, unreadable
 
 #: Fields of the control record in the order in which actors fetch them.
 CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")
@@ -36,16 +35,36 @@ _LARGEST = 2**53
 
 
 def parse_control(values: list[bytes | None]) -> Control | None:
-    """The control record from its fields in the order of CONTROL_FIELDS; None if the learner has not written it."""
+    """The control record from its fields in the order of CONTROL_FIELDS; None if the learner has not written it.
+
+    Raises RecordUnreadable for what the learner never writes.
+    """
     head, stop, window_bytes, config_epoch, required = values
     # A publisher may move `head` before the learner wrote the rest: that alone is no record yet.
     if window_bytes is None or config_epoch is None:
         return None
     try:
-        names = tuple(required.decode().split(",")) if required else (LEARNER,)
-        return Control(int(head or 0), bool(int(stop or 0)), int(window_bytes), int(config_epoch), names)
-    except ValueError:
-        raise TransportError(f"the control record cannot be read: {values}") from None
+        return Control(
+            parse_whole(head),
+            bool(parse_whole(stop)),
+            parse_whole(window_bytes),
+            parse_whole(config_epoch),
+            _reader_names(required),
+        )
+    except ValueError as error:
+        raise unreadable("the control record", error) from None
+
+
+def _reader_names(text: bytes | None) -> tuple[str, ...]:
+    if not text:
+        return (LEARNER,)
+    # Each is asked for with every send.
+    if len(text) > MOST_READERS * (LONGEST_NAME + 1):
+        raise ValueError("its readers are more than there can be")
+    names = tuple(text.decode().split(","))
+    for name in names:
+        check_name(name)
+    return names
 
 
 class ControlRecord:
@@ -126,8 +145,17 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "RunRecord":
-        """Inverse of `to_json`; fields of newer versions are ignored."""
-        return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
+        """Inverse of `to_json`; fields of newer versions are ignored. ValueError for what is no run."""
+        run = cls(**{"run_id": "", "tag": "", **{name: raw[name] for name in cls.__dataclass_fields__ if name in raw}})
+        words, sections = (run.run_id, run.tag, run.state), (run.config, run.spec, run.learner)
+        if not all(isinstance(word, str) for word in words) or not all(isinstance(one, dict) for one in sections):
+            raise ValueError("a field of a run's record is of another type")
+        if not is_whole(run.created_ms):
+            raise ValueError("a run's record without a time")
+        # Both become parts of keys.
+        check_name(run.run_id)
+        RunKeys(run.tag)
+        return run
 
 
 class RunRegistry:
@@ -176,8 +204,8 @@ class RunRegistry:
 def _run_record(text: bytes | None) -> RunRecord | None:
     """The record, None if that is none of ours: one garbled entry must not hide the others."""
     try:
-        return None if text is None else RunRecord.from_json(parse_json(text))
-    except (ValueError, TypeError):
+        return None if text is None else RunRecord.from_json(parse_object(text))
+    except ValueError:
         return None
 
 
@@ -227,8 +255,8 @@ class Events:
 
 def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
     try:
-        return Event(entry_id.decode(), fields[b"kind"].decode(), dict(parse_json(fields[b"facts"])))
-    except (KeyError, ValueError, TypeError):
+        return Event(entry_id.decode(), fields[b"kind"].decode(), parse_object(fields[b"facts"]))
+    except (KeyError, ValueError):
         return None  # somebody else wrote into the stream
 
 
@@ -253,16 +281,24 @@ class Board:
                 self._client.hset(self._key, mapping={name: json.dumps(value) for name, value in metrics.items()})
 
     def pick(self, names: Sequence[str]) -> dict[str, float | str]:
-        """Those of these that are there."""
+        """Those of these that are there and can be read."""
         with translated(self._client):
             raw = self._client.hmget(self._key, list(names))
-        return {name: json.loads(value) for name, value in zip(names, raw, strict=True) if value is not None}
+        there = {name.encode(): value for name, value in zip(names, raw, strict=True) if value is not None}
+        return readable(there, _board_value)
 
     def read(self) -> dict[str, float | str]:
-        """All numbers and texts by name."""
+        """All numbers and texts by name; what is neither is left out."""
         with translated(self._client):
             raw = self._client.hgetall(self._key)
-        return {name.decode(): json.loads(value) for name, value in raw.items()}
+        return readable(raw, _board_value)
+
+
+def _board_value(text: bytes) -> float | str:
+    value = parse_json(text)
+    if isinstance(value, str | float) or is_whole(abs(value) if isinstance(value, int) else value):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("neither a number nor a text")
 
 
 class PaceRecord:
@@ -290,9 +326,9 @@ class PaceRecord:
         with translated(self._client):
             session, window_bytes = self._client.hmget(self._key, ("session", "window_bytes"))
         try:
-            return max(1, int(window_bytes)) if int(session) == self._session else None
-        except (TypeError, ValueError):
-            return None
+            return max(1, parse_whole(window_bytes)) if parse_whole(session, -1) == self._session else None
+        except ValueError:
+            return None  # none of ours: as if nothing were decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +391,7 @@ class Heartbeats:
 
 def _heartbeat(text: bytes) -> Heartbeat | None:
     try:
-        beat = Heartbeat(**parse_json(text))
+        beat = Heartbeat(**parse_object(text))
     except (ValueError, TypeError):
         return None
     numbers = (beat.slots, beat.busy, beat.pid, beat.time_ms)

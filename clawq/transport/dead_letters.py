@@ -19,6 +19,7 @@ from clawq.transport.client import translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
 from clawq.transport.keys import RunKeys
 from clawq.transport.stream import PAYLOAD_FIELD, parse_id
+from clawq.transport.texts import parse_cursor, parse_whole, readable
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class DeadLetters:
         """Reason -> how many were refused."""
         with translated(self._client):
             raw = self._client.hgetall(self._counts)
-        return {reason.decode(): int(count) for reason, count in raw.items()}
+        return readable(raw, parse_whole)
 
     def read(self) -> list[Letter]:
         """The letters that are kept, oldest first."""
@@ -127,9 +128,9 @@ class DeadLetters:
 
 def _letter(letter_id: str, fields: Mapping[bytes, bytes]) -> Letter | None:
     try:
-        epoch, seq = parse_id(fields[b"id"].decode())
+        epoch, seq = parse_id(parse_cursor(fields[b"id"]) or "")
         texts = (fields[name].decode(errors="replace") for name in (b"slot", b"reason", b"detail"))
         slot, reason, detail = texts
-        return Letter(letter_id, slot, epoch, seq, reason, detail, int(fields[b"size_bytes"]), fields[b"head"])
+        return Letter(letter_id, slot, epoch, seq, reason, detail, parse_whole(fields[b"size_bytes"]), fields[b"head"])
     except (KeyError, ValueError):
         return None  # somebody else wrote into the stream

@@ -9,7 +9,7 @@ from clawq.transport.client import translated
 from clawq.transport.keys import NAME_PATTERN, RunKeys
 from clawq.transport.retained import EntryId
 from clawq.transport.stream import parse_trimmed
-from clawq.transport.texts import parse_json
+from clawq.transport.texts import is_whole, parse_object, readable
 
 _INTERVAL_S = 0.5
 
@@ -40,13 +40,13 @@ class Discovery:
         """Slot -> epoch of its writer, now; entries that are not ours are left out."""
         with translated(self._client):
             raw = self._client.hgetall(self._keys.slots)
-        registered = {}
+        registered: dict[str, int] = {}
         for name, text in raw.items():
             try:
-                slot, epoch = name.decode(), int(parse_json(text)["epoch"])
-            except (ValueError, KeyError, TypeError, OverflowError):
+                slot, epoch = name.decode(), parse_object(text).get("epoch")
+            except ValueError:
                 continue
-            if NAME_PATTERN.fullmatch(slot):
+            if NAME_PATTERN.fullmatch(slot) and isinstance(epoch, int) and is_whole(epoch):
                 registered[slot] = epoch
         return registered
 
@@ -54,7 +54,7 @@ class Discovery:
         """Slot -> id and ordinal of the last entry that was trimmed from its stream; of streams taken away, too."""
         with translated(self._client):
             raw: Mapping[bytes, bytes] = self._client.hgetall(self._keys.trimmed)
-        return {slot.decode(): parse_trimmed(told) for slot, told in raw.items()}
+        return readable(raw, parse_trimmed)
 
     def done(self) -> None:
         """All that follows from this look was done: the next one is due an interval later."""

@@ -59,6 +59,9 @@ LEARNER = "learner"
 ARCHIVE = "archive"
 #: What may stand in slot, reader and claim names; they become parts of keys and of file names.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+LONGEST_NAME = 128
+#: Most readers of a run: what each has checkpointed is asked for before every trimming.
+MOST_READERS = 32
 _TAG_PATTERN = re.compile(r"[0-9a-f]{32}")
 
 

@@ -12,6 +12,7 @@ from clawq.errors import WeightsGone
 from clawq.transport.claims import watched
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
+from clawq.transport.texts import parse_whole, readable
 
 
 class Pins:
@@ -49,9 +50,9 @@ class Pins:
             self._client.hdel(self._keys.pins, tag)
 
     def all(self) -> dict[str, int]:
-        """Tag -> pinned version."""
+        """Tag -> pinned version; what is no version is left out."""
         with translated(self._client):
-            return {tag.decode(): int(version) for tag, version in self._client.hgetall(self._keys.pins).items()}
+            return readable(self._client.hgetall(self._keys.pins), parse_whole)
 
 
 __all__ = ["Pins"]

@@ -46,6 +46,10 @@ class Presence:
         """Enter the registry, on this server for the first time or again; see Readers.enter."""
         return self._registry.enter(self._name, self._required, self._what, anew)
 
+    def tell(self) -> None:
+        """Write the names of the required readers into the control record again."""
+        self._registry.tell()
+
     def beat(self, server: str) -> None:
         """Show that the reader is there.
 

@@ -141,7 +141,7 @@ class StreamReader:
             # Restarted while we looked: what was seen is of either server. The next look is due at once.
             return
         with positions.lock:
-            self._discovery.slots, self._backlog.unread = sorted(registered), unread
+            self._discovery.slots, self._backlog.unread = sorted(unread), unread
         if not self.required:
             self._find_tails()
         self._discovery.done()
@@ -215,6 +215,10 @@ class StreamReader:
             ClaimLost: this reader was dropped.
         """
         self._presence.beat(self._restarts.server)
+
+    def tell_required(self) -> None:
+        """Write the names of the required readers into the control record again: somebody spoiled it."""
+        self._presence.tell()
 
     def close(self) -> None:
         """Be gone; the place in the registry is kept. Idempotent."""

@@ -21,11 +21,8 @@ import redis
 from clawq.errors import TransportError
 from clawq.transport.claims import holder_of, watched
 from clawq.transport.client import translated
-from clawq.transport.keys import ARCHIVE, LEARNER, RunKeys, check_name
-from clawq.transport.texts import parse_json
-
-#: Most readers of a run: what each has checkpointed is asked for before every trimming.
-MOST_READERS = 32
+from clawq.transport.keys import ARCHIVE, LEARNER, MOST_READERS, RunKeys, check_name
+from clawq.transport.texts import parse_cursors, parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,8 @@ class Readers:
                 record.what,
                 record.found,
                 holder_of(self._client, presence(self._keys, name)),
-                _cursors(taken),
-                _cursors(kept),
+                parse_cursors(taken),
+                parse_cursors(kept),
             )
             for (name, record), taken, kept in zip(records.items(), answers[::2], answers[1::2], strict=True)
         ]
@@ -155,7 +152,19 @@ class Readers:
             pipe = self._client.pipeline(transaction=False)
             for name in names:
                 pipe.hgetall(self._keys.kept(name))
-            return dict(zip(names, map(_cursors, pipe.execute()), strict=True))
+            return dict(zip(names, map(parse_cursors, pipe.execute()), strict=True))
+
+    def tell(self) -> None:
+        """Write the names of the required readers into the control record again."""
+
+        def once(pipe: Any) -> bool:
+            records = _records(pipe.hgetall(self._keys.readers))
+            pipe.multi()
+            self._tell(pipe, records)
+            pipe.execute()
+            return True
+
+        watched(self._client, (self._keys.readers,), once)
 
     def _tell(self, pipe: Any, records: Mapping[str, ReaderRecord]) -> None:
         required = {LEARNER, *(name for name, record in records.items() if record.required)}
@@ -172,7 +181,7 @@ def _records(raw: Mapping[bytes, bytes]) -> dict[str, ReaderRecord]:
     records = {}
     for name, text in raw.items():
         try:
-            facts = parse_json(text)
+            facts = parse_object(text)
             record = ReaderRecord(
                 check_name(name.decode()),
                 bool(facts["required"]),
@@ -189,10 +198,6 @@ def _records(raw: Mapping[bytes, bytes]) -> dict[str, ReaderRecord]:
 def _to_text(record: ReaderRecord) -> str:
     facts = {"required": record.required, "since_ms": record.since_ms, "what": record.what}
     return json.dumps({**facts, "found": record.found})
-
-
-def _cursors(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {_name(slot): _name(entry_id) for slot, entry_id in raw.items()}
 
 
 def _name(raw: bytes) -> str:

@@ -39,7 +39,7 @@ def server_of(client: redis.Redis, keys: RunKeys, before: str = "") -> str:
     run_id = str(about["run_id"])
     if born is None:
         return before if before.startswith(run_id) else f"{run_id}/"
-    return f"{run_id}/{born.decode()}"
+    return f"{run_id}/{born[:64].decode(errors='replace')}"
 
 
 def bear(client: redis.Redis, keys: RunKeys) -> None:
@@ -114,6 +114,8 @@ class Restarts:
         with translated(self._client):
             about, length, behind = pipe.execute(raise_on_error=False)
         added = added_entries(self._client, about)
+        if isinstance(length, Exception) or isinstance(behind, Exception):
+            return Vanished(0, self._backlog.of(slot), cursor)  # something of another type: no stream
         trimmed = 0 if added is None else added - length
         return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor)
 

@@ -24,12 +24,20 @@ from typing import Any
 import redis
 
 from clawq.core import Control
-from clawq.errors import ClaimLost, FragmentTooLarge, StoreUnavailable, StreamRejected, TransportError
+from clawq.errors import (
+    ClaimLost,
+    FragmentTooLarge,
+    RecordUnreadable,
+    StoreUnavailable,
+    StreamRejected,
+    TransportError,
+)
 from clawq.transport.claims import Claim
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
 from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.texts import is_whole, parse_cursor, parse_object
 
 #: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
 PAYLOAD_FIELD, ORDINAL_FIELD = b"f", b"n"
@@ -238,7 +246,8 @@ def describe_stream(client: Any, stream: str) -> Mapping[str, Any] | None:
             about: Mapping[str, Any] = client.xinfo_stream(stream)
             return about
     except TransportError as error:
-        if "no such key" in str(error):
+        # Something of another type is no stream: writing to it says so.
+        if "no such key" in str(error) or isinstance(error, RecordUnreadable):
             return None
         raise
 
@@ -260,9 +269,10 @@ def parse_ordinal(text: bytes) -> int:
 
 
 def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:
-    """(id, ordinal) of the last entry trimmed; zeros if there is none."""
-    entry_id, _, ordinal = (text or b"0-0 0").decode().partition(" ")
-    return parse_id(entry_id), int(ordinal or 0)
+    """(id, ordinal) of the last entry trimmed; zeros if there is none, or if somebody else wrote there."""
+    entry_id, _, ordinal = (text or b"").partition(b" ")
+    cursor = parse_cursor(entry_id)
+    return (parse_id(cursor), parse_ordinal(ordinal)) if cursor else ((0, 0), 0)
 
 
 def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tuple[int, int]:
@@ -278,13 +288,18 @@ def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tup
 
 
 def _taken(cursor: Any) -> tuple[int, int]:
-    return parse_id(cursor.decode()) if isinstance(cursor, bytes) else (0, 0)
+    text = parse_cursor(cursor)
+    return parse_id(text) if text else (0, 0)
 
 
 def _next_incarnation(client: Any, keys: RunKeys, slot: str) -> int:
     with translated(client):
         previous = client.hget(keys.slots, slot)
-    return int(json.loads(previous).get("incarnation", 0)) + 1 if previous else 0
+    try:
+        before = parse_object(previous).get("incarnation", 0) if previous else -1
+    except ValueError:
+        before = 0
+    return before + 1 if is_whole(before) or before == -1 else 1
 
 
 def _release_quietly(claim: Claim) -> None:

@@ -27,6 +27,7 @@ from clawq.transport.keys import LEARNER, RunKeys
 from clawq.transport.registry import Readers
 from clawq.transport.retained import EntryId, Retained, slowest
 from clawq.transport.stream import describe_stream, id_text, parse_ids, parse_trimmed, written_before
+from clawq.transport.texts import readable
 
 #: Swept slots of which it is remembered how many entries they had.
 KEPT_SWEPT = 1024
@@ -157,7 +158,7 @@ class Trimming:
 def trimmed_upto(client: Any, keys: RunKeys) -> dict[str, tuple[str, int]]:
     """Slot -> id and ordinal of the last entry that was trimmed from its stream."""
     with translated(client):
-        told = {slot.decode(): parse_trimmed(one) for slot, one in client.hgetall(keys.trimmed).items()}
+        told = readable(client.hgetall(keys.trimmed), parse_trimmed)
     return {slot: (id_text(entry), ordinal) for slot, (entry, ordinal) in told.items()}
 
 

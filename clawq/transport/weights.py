@@ -28,11 +28,14 @@ from clawq.transport.claims import Claim, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
 from clawq.transport.pins import Pins
+from clawq.transport.texts import is_whole, parse_object, parse_whole, readable, unreadable
 
 #: Size of one hash field.
 _CHUNK_BYTES = 1 << 20
 #: Chunks sent in one pipeline; bounds the query buffer in the server.
 _CHUNKS_AT_ONCE = 16
+#: Weights that are larger, or say more of themselves, are none of ours: refused before they are fetched.
+MAX_WEIGHTS_BYTES, _MOST_META_BYTES = 4_000_000_000, 1_000_000
 _STAGING_TTL_S = 600
 #: A reader that always comes too late for the head gives up after so many tries.
 _FETCH_ATTEMPTS = 20
@@ -131,14 +134,12 @@ class WeightsPublisher:
     def _move(self, pipe: Any, staging: str, version: int, meta: bytes, pin: str | None) -> bool:
         """The MULTI: everything that makes a version visible. False if exactly this is published already."""
         self._claim.verify_in(pipe)
-        head = int(pipe.hget(self._keys.control, "head") or 0)
+        head, pinned, kept = self._standing(pipe)
         if version == head and pipe.hget(self._keys.weights(version), "meta") == meta:
             # An earlier try whose answer was lost; the digest in the meta says that the content is the same.
             return False
         if version <= head:
             raise TransportError(f"weights version {version} is not newer than the head ({head}); versions only grow")
-        pinned = {int(value) for value in pipe.hvals(self._keys.pins)}
-        kept = sorted((int(value) for value in pipe.zrange(self._keys.versions, 0, -1)), reverse=True)
         old = [each for each in kept[self._keep - 1 :] if each not in pinned]
         pipe.multi()
         pipe.rename(staging, self._keys.weights(version))
@@ -152,6 +153,18 @@ class WeightsPublisher:
             pipe.unlink(*(self._keys.weights(each) for each in old))
         pipe.execute()
         return True
+
+    def _standing(self, pipe: Any) -> tuple[int, set[int], list[int]]:
+        """The head, the pinned versions, and those that are kept, newest first; what is no version counts for none."""
+        pinned = set(readable(pipe.hgetall(self._keys.pins), parse_whole).values())
+        members = dict.fromkeys(pipe.zrange(self._keys.versions, 0, -1))
+        kept = sorted(readable({each: each for each in members}, parse_whole).values(), reverse=True)
+        try:
+            head = parse_whole(pipe.hget(self._keys.control, "head"))
+        except ValueError:
+            # The record is ours to mend. Versions only grow: the newest one that is kept was the head.
+            head = max(kept, default=0)
+        return head, pinned, kept
 
     def _drop(self, staging: str) -> None:
         try:
@@ -200,8 +213,8 @@ class WeightsReader:
         if meta is None:
             raise WeightsGone(f"weights version {version} is not kept")
         facts = _facts(meta, version)
-        # A chunk that is not there ends it: what the meta claims must not decide how often we ask.
-        while len(chunks) < facts["chunks"] and None not in chunks:
+        # A chunk that is not there or not whole ends it: what the meta claims must not decide how often we ask.
+        while len(chunks) < facts["chunks"] and all(chunk and len(chunk) == _CHUNK_BYTES for chunk in chunks):
             meta, more = self._chunks(version, len(chunks))
             if meta is None:
                 raise WeightsGone(f"weights version {version} went away while it was fetched")
@@ -218,7 +231,11 @@ class WeightsReader:
 
 def _head(client: Any, keys: RunKeys) -> int:
     with translated(client):
-        return int(client.hget(keys.control, "head") or 0)
+        head = client.hget(keys.control, "head")
+    try:
+        return parse_whole(head)
+    except ValueError as error:
+        raise unreadable("the head of the weights, in the control record,", error) from None
 
 
 def _checked(arrays: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -233,13 +250,15 @@ def _checked(arrays: Mapping[str, Any], version: int) -> dict[str, Any]:
 
 def _facts(meta: bytes, version: int) -> dict[str, Any]:
     try:
-        facts = dict(json.loads(meta))
-        chunks, size = int(facts["chunks"]), int(facts["size_bytes"])
-        facts |= {"chunks": chunks, "size_bytes": size}
-        sound = facts["version"] == version and chunks == -(-size // _CHUNK_BYTES) >= 0
-        if sound and isinstance(facts["metadata"], dict) and isinstance(facts["updates"], int) and facts["digest"]:
+        if len(meta) > _MOST_META_BYTES:
+            raise ValueError(f"a description of {len(meta)} bytes")
+        facts = parse_object(meta)
+        chunks, size = facts["chunks"], facts["size_bytes"]
+        numbers = (chunks, size, facts["updates"], facts["version"])
+        sound = all(map(is_whole, numbers)) and facts["version"] == version and chunks == -(-size // _CHUNK_BYTES)
+        if sound and size <= MAX_WEIGHTS_BYTES and isinstance(facts["metadata"], dict) and facts["digest"]:
             return facts
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, ValueError) as error:
         raise WeightsCorrupt(f"weights version {version} cannot be read: {error!r}") from error
     raise WeightsCorrupt(f"weights version {version} cannot be read: their description makes no sense")
 

@@ -8,9 +8,9 @@ import redis
 
 from clawq.cli.main import run
 from clawq.transport.control import Board, Events, RunRecord, RunRegistry
-from clawq.transport.keys import RunKeys
+from clawq.transport.keys import MOST_READERS, RunKeys
 from clawq.transport.readers import StreamReader
-from clawq.transport.registry import MOST_READERS, Readers
+from clawq.transport.registry import Readers
 from clawq.transport.server import EmbeddedRedis
 
 

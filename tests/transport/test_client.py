@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kombu.connection import Connection
 from redis.connection import PythonRespSerializer
 
-from clawq.errors import ClawqError, StoreFull, StoreUnavailable, StoreUnfit, TransportError
+from clawq.errors import ClawqError, RecordUnreadable, StoreFull, StoreUnavailable, StoreUnfit, TransportError
 from clawq.transport.client import (
     celery_url,
     check_server,
@@ -140,7 +140,8 @@ def test_exceptions_become_ours_by_what_the_caller_can_do() -> None:
         (redis.exceptions.NoPermissionError("NOPERM"), StoreUnfit),
         (redis.ReadOnlyError("READONLY"), StoreUnfit),
         (redis.exceptions.MovedError("1 h:1"), StoreUnfit),
-        (redis.ResponseError("WRONGTYPE"), TransportError),
+        (redis.ResponseError("WRONGTYPE"), RecordUnreadable),
+        (redis.ResponseError("ERR"), TransportError),
     ]
     for error, expected in cases:
         assert type(translate(error)) is expected, error

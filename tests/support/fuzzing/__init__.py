@@ -1,0 +1,33 @@
+"""What is fuzzed: one module for each target, with `one_input(data)` and `seeds()`.
+
+`one_input` takes any bytes and returns, or raises what must never be raised: whatever is no error of ours, and
+AssertionError where something was accepted that makes no sense. The same targets are used by the coverage-guided fuzzer
+(ops/fuzz) and by the default tests, which replay what it has found (tests/fuzz/corpus).
+"""
+
+from importlib import import_module
+from typing import Protocol
+
+#: The five that issue 4 names, then the others.
+NAMES = ("codec", "header", "control", "config", "lease", "records", "files")
+
+
+class Target(Protocol):
+    """One module of this package."""
+
+    def one_input(self, data: bytes) -> None:
+        """Do with these bytes what clawq would do."""
+
+    def seeds(self) -> list[bytes]:
+        """Good inputs to begin with."""
+
+
+def check_text(error: Exception, most: int = 1000) -> None:
+    """An error is for people: it has words, and not a page of them."""
+    assert 0 < len(str(error)) < most, str(error)[:200]
+
+
+def target(name: str) -> Target:
+    """The module of that name."""
+    module: Target = import_module(f"fuzzing.{name}")
+    return module

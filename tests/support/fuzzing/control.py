@@ -1,0 +1,37 @@
+"""The control record, as actors read it: five fields, parted by a byte that no field holds."""
+
+from clawq.errors import RecordUnreadable
+from clawq.transport.control import CONTROL_FIELDS, parse_control
+from clawq.transport.keys import LEARNER, MOST_READERS, RunKeys
+from clawq.transport.texts import LARGEST
+from fuzzing import check_text
+
+_KEYS = RunKeys("0" * 32)
+_BETWEEN = b"\xff"
+
+
+def one_input(data: bytes) -> None:
+    """Parse the record; what is accepted can be used."""
+    given: list[bytes | None] = [part or None for part in data.split(_BETWEEN)[: len(CONTROL_FIELDS)]]
+    values = given + [None] * (len(CONTROL_FIELDS) - len(given))
+    try:
+        control = parse_control(values)
+    except RecordUnreadable as error:
+        check_text(error)
+        return
+    if control is None:
+        return
+    assert all(0 <= number < LARGEST for number in (control.head, control.window_bytes, control.config_epoch))
+    assert 0 < len(control.required) <= 2 * MOST_READERS * 65
+    for reader in control.required:
+        _KEYS.cursors(reader)
+    again = [control.head, int(control.stop), control.window_bytes, control.config_epoch, ",".join(control.required)]
+    assert parse_control([str(value).encode() for value in again]) == control
+
+
+def seeds() -> list[bytes]:
+    """What learners write."""
+    return [
+        _BETWEEN.join((b"7", b"0", b"1048576", b"1", f"{LEARNER},copy".encode())),
+        _BETWEEN.join((b"", b"1", b"1", b"0")),
+    ]
