@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from clawq.errors import UserError
+from clawq.json_text import parse_json
 
 if TYPE_CHECKING:
     from clawq.config import Redis
@@ -91,7 +92,7 @@ class ServerState:
     def read(cls, folder: Path | None = None) -> Self | None:
         """What is announced on this host, or None if nothing is, or its owner is gone."""
         try:
-            state = cls(**json.loads(_file(state_dir() if folder is None else folder).read_text()))
+            state = cls(**parse_json(_file(state_dir() if folder is None else folder).read_text()))
         except (OSError, ValueError, TypeError):
             # Missing, torn or of another version: then there is no server to find here.
             return None

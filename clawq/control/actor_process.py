@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawq.control.shutdown import Shutdown
+from clawq.json_text import parse_object
 from clawq.spawning.failure import Failure
 from clawq.spawning.spawner import Child, wait_readable
-from clawq.transport.texts import parse_object
 
 _TICK_S = 0.25
 _MAX_LINE_BYTES = 1_000_000

@@ -9,8 +9,9 @@ import math
 from typing import Any
 
 from clawq.errors import UserError
+from clawq.json_text import is_whole
 from clawq.transport.keys import check_name
-from clawq.transport.texts import is_whole, shown
+from clawq.transport.texts import shown
 
 #: Longest lease and longest program, seconds; most episodes of one evaluation.
 LONGEST_LEASE_S, LONGEST_PROGRAM_S, MOST_EPISODES = 60.0, 1e7, 1_000_000

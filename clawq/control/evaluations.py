@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from clawq.control.arguments import MOST_EPISODES
 from clawq.control.reconcile import MAX_ATTEMPTS, PASSING_FAILURES, Evaluation
+from clawq.json_text import is_whole
 from clawq.transport.control import Event
-from clawq.transport.texts import is_whole
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@
 No torch is loaded unless a checkpoint has to be read. Nothing is written, but for `keep`, the learner's own last look.
 """
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clawq.errors import CheckpointInvalid, TransportError, UserError
+from clawq.json_text import parse_json
 from clawq.programs.balance import Balance, balance
 from clawq.programs.run import write_json
 from clawq.replay.consumer import Consumer
@@ -123,7 +123,7 @@ def read_ledger(folder: Path) -> Balance | None:
     """What the learner wrote at its end; None if it did not come to that."""
     file = folder / LEDGER_FILE
     try:
-        return Balance.from_json(json.loads(file.read_text()))
+        return Balance.from_json(parse_json(file.read_text()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -6,7 +6,6 @@
 Returns over wall time and over env steps: what actors got while they explored (smoothed), and each evaluation.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from clawq.errors import UserError
+from clawq.json_text import parse_json
 from clawq.programs.request import Answer, answer_request
 
 #: A drawn line has at most so many points; more lines of metrics are thinned out.
@@ -51,7 +51,7 @@ def read_metrics(folder: Path) -> list[Row]:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError:
                     continue
                 if isinstance(row, dict) and _number(row, "wall_s") is not None:

@@ -7,7 +7,6 @@ a refusal can be looked into on another machine, without the run, and a fix can 
 Of a run whose Redis is gone the archive is examined instead: what is refused there was refused by the learner too.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import clawq
 from clawq.core import Entry
 from clawq.errors import ArchiveError, CodecError, LogGone, UserError
+from clawq.json_text import parse_json
 from clawq.programs.logbook import Logbook, meta_facts, printable
 from clawq.programs.provenance import provenance
 from clawq.programs.run import write_json
@@ -151,7 +151,7 @@ def check_bundle(folder: Path) -> Checked:
         UserError: it is no bundle, or one of a newer version.
     """
     try:
-        facts = json.loads((folder / _LETTER).read_text())
+        facts = parse_json((folder / _LETTER).read_text())
         payload = (folder / _ENTRY).read_bytes()
         if facts["format"] != _FORMAT:
             raise UserError(f"{folder} is a bundle of format {facts['format']}; this clawq reads format {_FORMAT}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clawq.errors import ClawqError
+from clawq.json_text import parse_json
 
 #: Environment variable with the number of the inherited socket.
 CONTROL_FD_VARIABLE = "CLAWQ_CONTROL_FD"
@@ -120,8 +121,8 @@ class Parent:
         try:
             with self._sock.makefile("rb") as lines:
                 for line in lines:
-                    self._receive(json.loads(line))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                    self._receive(parse_json(line))
+        except (OSError, ValueError, KeyError, TypeError):
             os._exit(1)  # a worker that we cannot understand is as good as none
         os._exit(0)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clawq.errors import CheckpointInvalid, UserError
+from clawq.json_text import parse_json
 from clawq.programs.recorder import Recorder
 from clawq.replay.consumer import Consumer
 from clawq.replay.quarantine import Origin, Rule
@@ -135,7 +136,7 @@ class Quarantine:
             CheckpointInvalid: the file cannot be read.
         """
         try:
-            raw = json.loads(self._file.read_text())
+            raw = parse_json(self._file.read_text())
             self.rules = tuple(Rule.of_facts(facts) for facts in raw["rules"])
         except FileNotFoundError:
             return

@@ -29,6 +29,7 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
+from clawq.json_text import parse_json
 from clawq.specs import EnvSpec
 from clawq.transport.client import redact
 from clawq.transport.keys import new_tag
@@ -207,7 +208,7 @@ def open_run(folder: Path, config: RunConfig | None) -> Run:
     """The run of an existing folder, with its own configuration or (if given) a changed one."""
     check_run_folder(folder)
     try:
-        raw: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        raw: dict[str, Any] = parse_json((folder / "run.json").read_text())
         spec = EnvSpec.from_json(raw["spec"])
         kept = RunConfig.model_validate(raw["config"])
         run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec, str(raw.get("follows", "")))

@@ -22,7 +22,6 @@ updates after it: 0.4 MB an hour at 10 fragments a second, 8 MB at 200. Of a ver
 older lies in `schedule.1.log`, and each of the two is at most FILE_BYTES large. No torch here.
 """
 
-import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clawq.errors import ScheduleInvalid
+from clawq.json_text import parse_json
 from clawq.types import Voided
 
 #: Name of the file in the run folder.
@@ -277,7 +277,7 @@ class _State:
 
 
 def _facts(text: str) -> Mapping[str, Any]:
-    facts = json.loads(text)
+    facts = parse_json(text)
     if not isinstance(facts, dict):
         raise ValueError(text)
     return facts

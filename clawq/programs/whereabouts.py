@@ -5,7 +5,6 @@ run that has ended is known by its folder alone; one on another machine by its R
 """
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from clawq.config import RunConfig
 from clawq.errors import TransportError, UserError
+from clawq.json_text import parse_json
 from clawq.state import resolve_urls
 from clawq.transport.client import connect, translated
 from clawq.transport.control import RunRegistry
@@ -76,7 +76,7 @@ def find_run(word: str) -> Whereabouts:
 
 def _of_folder(folder: Path, data: Any) -> Whereabouts:
     try:
-        facts = json.loads((folder / "run.json").read_text())
+        facts = parse_json((folder / "run.json").read_text())
         return Whereabouts(
             str(facts["id"]), RunKeys(facts["tag"]), folder, data, dict(facts["config"]), dict(facts["spec"])
         )

@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from clawq.errors import SnapshotInvalid
+from clawq.json_text import is_whole, parse_json
 from clawq.replay.columns import BLOCK, Column
 from clawq.replay.ring import ReplayRing
 from clawq.replay.rowfile import Columns, Piece, RowFiles, row_bytes
@@ -83,9 +84,14 @@ class Manifest:
     @classmethod
     def decode(cls, text: bytes) -> "Manifest":
         """Raises ValueError, KeyError or TypeError for what is no manifest of this format."""
-        plain = json.loads(text)
+        plain = parse_json(text)
         if plain["format"] != FORMAT:
             raise ValueError(f"format {plain['format']}; this clawq reads format {FORMAT}")
+        numbers = [plain[name] for name in ("chunk_rows", "oldest", "head")]
+        pieces = [one for kind in _KINDS for one in plain[kind]]
+        numbers += [number for first, count, _ in pieces for number in (first, count)]
+        if not all(map(is_whole, numbers)) or not all(isinstance(digest, str) for *_, digest in pieces):
+            raise ValueError("a number or a digest is of another type")
         return cls(
             Owner(**plain["owner"]),
             tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["columns"]),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clawq.json_text import parse_json
 from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner, wait_readable
@@ -93,8 +94,8 @@ def _feed(child: Child, request: bytes) -> None:
 def _answer(output: bytes, status: int, log_tail: str) -> dict[str, Any]:
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     try:
-        answer = json.loads(lines[-1]) if lines else None
-    except (ValueError, RecursionError):
+        answer = parse_json(lines[-1]) if lines else None
+    except ValueError:
         answer = None
     if isinstance(answer, dict) and "error" in answer:
         raise Failure(str(answer.get("kind", "error")), str(answer["error"]), "")

@@ -15,9 +15,10 @@ from typing import Any
 import redis
 
 from clawq.errors import RecordUnreadable
+from clawq.json_text import is_whole, parse_json, parse_object
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
-from clawq.transport.texts import is_whole, parse_cursor, parse_json, parse_object, parse_whole, readable
+from clawq.transport.texts import parse_cursor, parse_whole, readable
 
 #: Field of a ledger's hash that is no slot: the reader's sums.
 _SUMS = "@sums"

@@ -17,8 +17,8 @@ from typing import Any
 import redis
 
 from clawq.errors import ClaimHeld, ClaimLost, StoreUnavailable
+from clawq.json_text import parse_object
 from clawq.transport.client import describe, translated
-from clawq.transport.texts import parse_object
 
 #: Renew when this share of the time limit has passed.
 _RENEW_SHARE = 1 / 3

@@ -15,10 +15,11 @@ from typing import Any
 import redis
 
 from clawq.core import Control
+from clawq.json_text import is_whole, parse_json, parse_object
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
 from clawq.transport.keys import LEARNER, LONGEST_NAME, MOST_READERS, RUNS_KEY, RunKeys, check_name
-from clawq.transport.texts import is_whole, parse_json, parse_object, parse_whole, readable, unreadable
+from clawq.transport.texts import parse_whole, readable, unreadable
 
 #: Fields of the control record in the order in which actors fetch them.
 CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")

@@ -5,11 +5,12 @@ from typing import Any
 
 import redis
 
+from clawq.json_text import is_whole, parse_object
 from clawq.transport.client import translated
 from clawq.transport.keys import NAME_PATTERN, RunKeys
 from clawq.transport.retained import EntryId
 from clawq.transport.stream import parse_trimmed
-from clawq.transport.texts import is_whole, parse_object, readable
+from clawq.transport.texts import readable
 
 _INTERVAL_S = 0.5
 

@@ -19,10 +19,11 @@ from typing import Any
 import redis
 
 from clawq.errors import TransportError
+from clawq.json_text import parse_object
 from clawq.transport.claims import holder_of, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import ARCHIVE, LEARNER, MOST_READERS, RunKeys, check_name
-from clawq.transport.texts import parse_cursors, parse_object
+from clawq.transport.texts import parse_cursors
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,13 @@ from clawq.errors import (
     StreamRejected,
     TransportError,
 )
+from clawq.json_text import is_whole, parse_object
 from clawq.transport.claims import Claim
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
 from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, RunKeys
-from clawq.transport.texts import is_whole, parse_cursor, parse_object
+from clawq.transport.texts import parse_cursor
 
 #: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
 PAYLOAD_FIELD, ORDINAL_FIELD = b"f", b"n"

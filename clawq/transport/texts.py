@@ -5,36 +5,18 @@ million digits. What becomes of it is for the caller: one of many entries is lef
 without is `unreadable`, which whoever reads it waits out as if Redis were away, and says so.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from clawq.errors import RecordUnreadable
+from clawq.json_text import LARGEST
 
 T = TypeVar("T")
 
-#: Numbers in Redis are below this; Redis itself counts no further.
-LARGEST = 2**63
 _WHOLE = re.compile(rb"[0-9]{1,20}")
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _SHOWN = 60
-
-
-def parse_json(text: bytes | str) -> Any:
-    """The value; ValueError if it is none, or if it is nested so deeply that it cannot be read."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply to be read") from None
-
-
-def parse_object(text: bytes | str) -> dict[str, Any]:
-    """The JSON object; ValueError for whatever is none."""
-    found = parse_json(text)
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object")
-    return found
 
 
 def parse_whole(text: bytes | None, absent: int = 0) -> int:
@@ -44,11 +26,6 @@ def parse_whole(text: bytes | None, absent: int = 0) -> int:
     if not _WHOLE.fullmatch(text) or (number := int(text)) >= LARGEST:
         raise ValueError(f"{shown(text)} is no whole number from 0 on")
     return number
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value of JSON is a whole number 0 .. 2^63-1."""
-    return type(value) is int and 0 <= value < LARGEST
 
 
 def parse_cursors(raw: Mapping[bytes, bytes]) -> dict[str, str]:
@@ -93,7 +70,4 @@ def shown(text: object) -> str:
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
-__all__ = [
-    "LARGEST", "is_whole", "parse_cursor", "parse_cursors", "parse_json", "parse_object", "parse_whole", "readable",
-    "shown", "unreadable",
-]  # fmt: skip
+__all__ = ["parse_cursor", "parse_cursors", "parse_whole", "readable", "shown", "unreadable"]

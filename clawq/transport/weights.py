@@ -24,11 +24,12 @@ from safetensors.numpy import load, save
 
 from clawq.core import Weights
 from clawq.errors import TransportError, WeightsCorrupt, WeightsGone
+from clawq.json_text import is_whole, parse_object
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
 from clawq.transport.pins import Pins
-from clawq.transport.texts import is_whole, parse_object, parse_whole, readable, unreadable
+from clawq.transport.texts import parse_whole, readable, unreadable
 
 #: Size of one hash field.
 _CHUNK_BYTES = 1 << 20

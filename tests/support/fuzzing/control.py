@@ -1,9 +1,9 @@
 """The control record, as actors read it: five fields, parted by a byte that no field holds."""
 
 from clawq.errors import RecordUnreadable
+from clawq.json_text import LARGEST
 from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, MOST_READERS, RunKeys
-from clawq.transport.texts import LARGEST
 from fuzzing import check_text
 
 _KEYS = RunKeys("0" * 32)

@@ -8,9 +8,9 @@ from clawq.config_yaml import mapping_of
 from clawq.control.arguments import LONGEST_LEASE_S, MOST_EPISODES, check_evaluation, check_lease, check_recording
 from clawq.control.evaluations import Evaluations
 from clawq.errors import ConfigError, UserError
+from clawq.json_text import parse_json
 from clawq.replay.quarantine import Rule
 from clawq.transport.control import Event
-from clawq.transport.texts import parse_json
 from fuzzing import check_text
 
 _CONFIG = parse_config(mapping_of("name: small\nenvironment: {name: point}\n", "small"), "small")
