@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(fuzzing.NAMES))
     parser.add_argument("--runs", type=int, default=1_000_000, help="inputs for each target (default 10^6)")
     parser.add_argument("--seconds", type=int, default=0, help="end a target after so long; 0 = never")
-    parser.add_argument("--keep", action="store_true", help="add what reached new code to tests/fuzz/corpus")
+    parser.add_argument("--keep", action="store_true", help="make tests/fuzz/corpus of what reached new code")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args, rest = parser.parse_known_args()
     if args.inside:
@@ -62,24 +62,21 @@ def fuzz(name: str, runs: int, seconds: int, keep: bool) -> int:
         words = "nothing found" if status == 0 else f"FOUND SOMETHING: see {log} and the files beside it"
         print(f"{name}: {count} inputs in {took_s:.0f} s, at most {peak} MB: {words}", flush=True)
         if keep:
-            _keep(name, [grown, CORPUS / name, seeds])
+            _keep(name, grown)
         return 1 if status else 0
 
 
-def _keep(name: str, sources: list[Path]) -> None:
-    """Make the corpus anew: the small inputs that together reach what all of these reach."""
-    with tempfile.TemporaryDirectory(prefix="clawq-fuzz-") as folder:
-        merged = Path(folder)
-        _atheris(name, ["-merge=1", f"-max_len={LONGEST}", str(merged), *map(str, sources)], subprocess.DEVNULL)
-        small = [path for path in merged.iterdir() if path.stat().st_size <= LONGEST_KEPT]
-        kept = sorted(small, key=lambda path: path.stat().st_size)[:MOST_KEPT]
-        # What was once found stays: those have names.
-        for old in (CORPUS / name).iterdir():
-            if len(old.name) == 40:
-                old.unlink()
-        for path in kept:
-            shutil.copy(path, CORPUS / name / path.name)
-        print(f"{name}: {len(kept)} inputs kept of {len(list(merged.iterdir()))}", flush=True)
+def _keep(name: str, grown: Path) -> None:
+    """Make the corpus anew: the smallest of the inputs that reached new code, or the same code with fewer bytes."""
+    small = [path for path in grown.iterdir() if path.stat().st_size <= LONGEST_KEPT]
+    kept = sorted(small, key=lambda path: (path.stat().st_size, path.name))[:MOST_KEPT]
+    # What once did harm stays: that has a name of its own.
+    for old in (CORPUS / name).iterdir():
+        if len(old.name) == 40:
+            old.unlink()
+    for path in kept:
+        shutil.copy(path, CORPUS / name / path.name)
+    print(f"{name}: {len(kept)} inputs kept", flush=True)
 
 
 def _atheris(name: str, arguments: list[str], out: Any) -> int:

@@ -216,14 +216,9 @@ def test_a_run_of_the_registry_that_cannot_be_used_is_not_listed(broker_client: 
     registry = RunRegistry(broker_client)
     good = RunRecord("hand-good", "a" * 32, created_ms=5)
     registry.add(good)
-    odd: tuple[dict[str, Any], ...] = (
-        {"tag": "x"},
-        {"created_ms": "soon"},
-        {"config": []},
-        {"run_id": "a b"},
-        {"learner": 7},
-        {"created_ms": -1},
-    )
+    types: dict[str, Any] = {"created_ms": "soon", "config": [], "learner": 7}
+    values: dict[str, Any] = {"tag": "x", "run_id": "a b", "created_ms": -1}
+    odd = [{name: value} for given in (types, values) for name, value in given.items()]
     for number, change in enumerate(odd):
         broker_client.hset(RUNS_KEY, f"odd-{number}", json.dumps({**good.to_json(), **change}))
     assert [run for run in registry.list() if run.tag == good.tag] == [good]

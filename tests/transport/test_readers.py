@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawq.core import Entry
@@ -24,6 +24,7 @@ from clawq.transport.stream import ORDINAL_FIELD, StreamWriter
 
 
 @given(st.integers(1, 300), st.integers(1, MAX_FRAGMENT_BYTES), st.integers(0, 10**6))
+@settings(deadline=None)
 def test_a_reply_stays_under_16_megabytes_and_the_rotation_covers_every_stream(
     count_slots: int, largest: int, turn: int
 ) -> None:
