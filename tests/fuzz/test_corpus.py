@@ -17,8 +17,9 @@ CORPUS = Path(__file__).parent / "corpus"
 @pytest.mark.parametrize("name", fuzzing.NAMES)
 def test_no_input_of_the_corpus_raises_anything_but_our_errors(name: str) -> None:
     target = fuzzing.target(name)
-    inputs = [*target.seeds(), *(path.read_bytes() for path in sorted((CORPUS / name).iterdir()))]
-    assert len(inputs) > 5
+    found = sorted((CORPUS / name).iterdir())
+    inputs = [*target.seeds(), *(path.read_bytes() for path in found)]
+    assert found
     for data in inputs:
         target.one_input(data)
 

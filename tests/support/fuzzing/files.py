@@ -1,6 +1,8 @@
 """Files that a run reads back: archive segments and their indexes, snapshots of the ring, schedules."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ from clawq.replay.rowfile import RowFiles
 from clawq.replay.snapshot import Manifest, Owner, load_manifest, manifest_name
 from clawq.transport import segment_index, segments
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="clawq-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+_FOLDER = Path(tempfile.mkdtemp(prefix="clawq-fuzz-"))
+atexit.register(shutil.rmtree, _FOLDER, True)
 _ROWS = RowFiles(_FOLDER, "rows", "0" * 32, "0" * 16, (("obs", "float32", (3,)), ("valid", "bool", ())))
 _PIECE = _ROWS.write(0, {"obs": np.ones((4, 3), np.float32), "valid": np.ones(4, np.bool_)})
 _GOOD_ROWS = _ROWS.path(_PIECE).read_bytes()
