@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from clawq.errors import UserError
 from clawq.json_text import parse_json
+from clawq.procfs import boot_id, read_stat
 
 if TYPE_CHECKING:
     from clawq.config import Redis
@@ -86,7 +88,7 @@ class ServerState:
                     f"clawq's Redis already runs on this machine (process {other.pid}, {other.owner}); "
                     "use it, or stop it with `clawq redis stop` or by ending that run"
                 )
-            return _replace(_file(folder), json.dumps(asdict(self)))
+            return replace_private(_file(folder), json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path | None = None) -> Self | None:
@@ -145,15 +147,10 @@ def process_start(pid: int) -> str | None:
 
     A zombie counts as gone: it holds its pid, but serves nothing.
     """
-    try:
-        # Fields after the command name, which is in brackets and may hold anything: state is 3rd, start time 22nd.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except FileNotFoundError:
+    stat = read_stat(pid)
+    if stat is None:
         return None if Path("/proc/self/stat").exists() else _portable_start(pid)
-    except (OSError, IndexError):
-        return None
-    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+    return None if stat.state in "ZX" else f"{boot_id()}:{stat.start_ticks}"
 
 
 def _portable_start(pid: int) -> str | None:
@@ -171,8 +168,9 @@ def _file(folder: Path) -> Path:
     return folder / f"redis-{host}.json"
 
 
-def _replace(file: Path, text: str) -> Path:
-    new = file.with_suffix(f".{os.getpid()}.tmp")
+def replace_private(file: Path, text: str) -> Path:
+    """Write a file that its user alone may read, so that readers see the old one or the new one; returns it."""
+    new = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
@@ -190,4 +188,4 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["ServerState", "named_urls", "process_start", "resolve_urls", "state_dir"]
+__all__ = ["ServerState", "named_urls", "process_start", "replace_private", "resolve_urls", "state_dir"]

@@ -33,8 +33,15 @@ def nothing_left_behind() -> Iterator[None]:
     """Fail the session if it leaves a process, socket or shared memory."""
     mark = uuid.uuid4().hex
     sockets = Path(tempfile.mkdtemp(prefix="clawq-tests-", dir="/tmp"))
-    before = {name: os.environ.get(name) for name in (_MARK, "XDG_RUNTIME_DIR")}
-    os.environ.update({_MARK: mark, "XDG_RUNTIME_DIR": str(sockets)})
+    ours = {
+        _MARK: mark,
+        "XDG_RUNTIME_DIR": str(sockets),
+        # Nothing of a test stands in the state of whoever runs it; and only tests of the watchdog start one.
+        "CLAWQ_STATE_DIR": tempfile.mkdtemp(prefix="clawq-tests-state-", dir="/tmp"),
+        "CLAWQ_WATCHDOG": "0",
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     shared = _shared_memory()
     yield
     left = [f"process {p.pid}: {_command_line(p)}" for p in _marked_processes(mark)]
@@ -42,6 +49,7 @@ def nothing_left_behind() -> Iterator[None]:
     left += [f"listening socket {c.laddr}" for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
     left += [f"shared memory {name}" for name in sorted(_shared_memory() - shared) if not _in_use(name)]
     shutil.rmtree(sockets, ignore_errors=True)
+    shutil.rmtree(ours["CLAWQ_STATE_DIR"], ignore_errors=True)
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)

@@ -4,6 +4,9 @@ What it does before the program: asks the kernel for SIGKILL when the parent end
 gone already), and lets SIGUSR1 write the stacks of all threads to stderr, so that whoever kills a hung program can
 first see where it hung. Then it runs MODULE in this same interpreter, as `python -m MODULE` would.
 
+Before anything else it waits until its parent has registered it (CLAWQ_RELEASE_FD, see `clawq.registry`): so there is
+no moment at which a program of ours runs and the watchdog does not know it.
+
 The parent-death signal follows the *thread* that spawned us (see `clawq.spawning.spawner`). It does not reach our own
 children; those are ended by whoever kills our session.
 """
@@ -16,8 +19,12 @@ import runpy
 import signal
 import sys
 
+from clawq import progress
+
 #: The spawner writes its pid here, so that a parent that ended before we could ask is noticed.
 PARENT_VARIABLE = "CLAWQ_PARENT_PID"
+#: The file descriptor on which the spawner sends one byte when this process may begin.
+RELEASE_VARIABLE = "CLAWQ_RELEASE_FD"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,10 +37,24 @@ def die_with_parent(parent: int | None) -> None:
         os._exit(1)
 
 
+def wait_for_release(release_fd: int) -> None:
+    """Wait until the parent lets us go; end if it is gone instead."""
+    released = os.read(release_fd, 1)
+    os.close(release_fd)
+    if not released:
+        os._exit(1)
+
+
 def main() -> None:
     """Bind this process to its parent, then become the named module."""
     parent = os.environ.pop(PARENT_VARIABLE, None)
     die_with_parent(int(parent) if parent is not None else None)
+    release = os.environ.pop(RELEASE_VARIABLE, None)
+    if release is not None:
+        wait_for_release(int(release))
+    progress.mine()
+    # What this process starts shows no progress in our name.
+    os.environ.pop(progress.PROGRESS_VARIABLE, None)
     with contextlib.suppress(AttributeError, ValueError):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     module = sys.argv[1]

@@ -3,7 +3,8 @@
 `Spawner` has the one thread. The parent-death signal of Linux follows the thread that created a child, so a child
 spawned by a pool thread would be killed when that thread ends; this thread never ends. Children are exec'ed through
 `clawq.spawning.launch`, never forked with our memory; each gets a session of its own, a unique tag in its environment
-(inherited by whatever it starts), a log file, and optionally a control socket.
+(inherited by whatever it starts), a log file, and optionally a control socket. It stands in the host's registry of
+processes (`clawq.registry`) from before its program begins until it was reaped, so that the watchdog knows it.
 
 `Child.end_tree` ends the whole tree: the session (while the leader is not yet reaped, so that its id cannot be a
 stranger's), then whoever carries the tag, found by /proc and signalled through a pidfd. Only processes with our own
@@ -26,11 +27,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from clawq.spawning.launch import PARENT_VARIABLE
+from clawq.progress import PROGRESS_VARIABLE
+from clawq.registry import TAG_VARIABLE, Record, Registration, Registry, describe
+from clawq.spawning.launch import PARENT_VARIABLE, RELEASE_VARIABLE
 from clawq.spawning.logfile import LogFile
 
-#: Environment variable with the unique tag of a child; its descendants inherit it.
-TAG_VARIABLE = "CLAWQ_CHILD"
 #: Environment variable with the file descriptor of the control socket.
 CONTROL_FD_VARIABLE = "CLAWQ_CONTROL_FD"
 #: How long a killed process may take to be dead, seconds.
@@ -50,9 +51,15 @@ class Child:
     """
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", tag: str, control: socket.socket | None, log: LogFile
+        self,
+        process: "subprocess.Popen[bytes]",
+        tag: str,
+        control: socket.socket | None,
+        log: LogFile,
+        record: Record | None = None,
     ) -> None:
         self._process = process
+        self._record = record
         self.pid = process.pid
         self.tag = tag
         self.control = control
@@ -117,9 +124,18 @@ class Child:
         kill_tagged(TAG_VARIABLE, self.tag)
         self._close(self.control, self.stdin, self.stdout)
         try:
-            return self._process.wait(timeout=5.0)
+            status = self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             return -999
+        if self._record is not None:
+            Registry().bury(self._record, self._how(status))
+        return status
+
+    def _how(self, status: int) -> str:
+        if status == 0:
+            return "ended in order"
+        how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{how}\n{self.log.tail(5)}".rstrip()
 
     @staticmethod
     def _close(*pipes: "socket.socket | IO[bytes] | None") -> None:
@@ -179,6 +195,7 @@ class Spawner:
         *,
         control: bool = False,
         pipes: bool = False,
+        registration: Registration | None = None,
     ) -> Child:
         """Start a child and return it.
 
@@ -188,13 +205,15 @@ class Spawner:
             env: variables beside our own environment.
             control: give it a control socket (CLAWQ_CONTROL_FD).
             pipes: give it pipes as stdin and stdout.
+            registration: what the watchdog shall know of it.
 
         Raises:
             OSError: the system cannot start another process.
         """
         words = [program] if isinstance(program, str) else list(program)
         answer: Future[Child] = Future()
-        self._orders.put((lambda: _start(words, log, env or {}, control, pipes), answer))
+        known = registration or Registration()
+        self._orders.put((lambda: _start(words, log, env or {}, control, pipes, known), answer))
         return answer.result(timeout=60.0)
 
     def _serve(self) -> None:
@@ -217,12 +236,19 @@ class Spawner:
                     child.log.trim()
 
 
-def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool, pipes: bool) -> Child:
-    tag = secrets.token_hex(16)
+def _start(
+    words: list[str], log: LogFile, env: Mapping[str, str], control: bool, pipes: bool, registration: Registration
+) -> Child:
+    tag, registry = secrets.token_hex(16), Registry()
     variables = {**os.environ, **env, TAG_VARIABLE: tag, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    variables.pop(PROGRESS_VARIABLE, None)
+    if (shown := registry.prepare(tag)) is not None:
+        variables[PROGRESS_VARIABLE] = str(shown)
     ours, theirs = socket.socketpair() if control else (None, None)
     if theirs is not None:
         variables[CONTROL_FD_VARIABLE] = str(theirs.fileno())
+    held, release = os.pipe()
+    variables[RELEASE_VARIABLE] = str(held)
     log_fd = log.open()
     try:
         process = subprocess.Popen(
@@ -230,21 +256,27 @@ def _start(words: list[str], log: LogFile, env: Mapping[str, str], control: bool
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipes else log_fd,
             stderr=log_fd,
-            pass_fds=() if theirs is None else (theirs.fileno(),),
+            pass_fds=(held,) if theirs is None else (held, theirs.fileno()),
             env=variables,
             start_new_session=True,
             # Unbuffered: a buffer's lock would make closing wait for a writer that is stuck.
             bufsize=0,
         )
+        record = describe(process.pid, tag, registration, variables, str(log.path))
+        if record is not None:
+            registry.add(record)
+        os.write(release, b"\1")
     except BaseException:
+        registry.remove(tag)
         if ours is not None:
             ours.close()
         raise
     finally:
-        os.close(log_fd)
+        for fd in (log_fd, held, release):
+            os.close(fd)
         if theirs is not None:
             theirs.close()
-    return Child(process, tag, ours, log)
+    return Child(process, tag, ours, log, record)
 
 
 def wait_readable(fds: Sequence[int], timeout_s: float) -> list[int]:

@@ -30,6 +30,7 @@ from pathlib import Path
 import redis
 
 from clawq.errors import StoreUnavailable, UserError
+from clawq.registry import TAG_VARIABLE, Record, Registration, Registry, describe
 from clawq.transport.client import connect
 
 #: Oldest version taken from PATH; the one named by CLAWQ_REDIS_SERVER may be as old as 6.2.
@@ -143,6 +144,7 @@ class EmbeddedRedis:
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._records: list[Record] = []
 
     @classmethod
     def start(cls, folder: Path, data_memory_mb: int, tcp: bool = False) -> "EmbeddedRedis":
@@ -201,12 +203,17 @@ class EmbeddedRedis:
         """Body of the thread that starts the servers and lives as long as they do."""
         try:
             for command, address in commands:
-                self.processes.append(_spawn(command, address, folder))
+                process, record = _spawn(command, address, folder)
+                self.processes.append(process)
+                if record is not None:
+                    self._records.append(record)
         except BaseException as error:
             self._failure = error
         self._started.set()
         self._ended.wait()
         _end(self.processes)
+        for record in self._records:
+            Registry().remove(record.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,18 +258,23 @@ def _command(binary: ServerBinary, folder: Path, name: str, memory_mb: int, addr
     ]
 
 
-def _spawn(command: list[str], address: _Address, folder: Path) -> "subprocess.Popen[bytes]":
+def _spawn(command: list[str], address: _Address, folder: Path) -> "tuple[subprocess.Popen[bytes], Record | None]":
+    tag = secrets.token_hex(16)
     starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid()), *command]
     process = subprocess.Popen(
         starter,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **_MALLOC_ENV},
+        env={**os.environ, **_MALLOC_ENV, TAG_VARIABLE: tag},
         cwd=folder,
         # Ctrl-C belongs to the parent, which then stops its servers in order.
         start_new_session=True,
     )
+    # Registered before it begins: a server that reads its configuration from stdin waits for the end of it.
+    record = describe(process.pid, tag, Registration("redis", folder.name), {})
+    if record is not None:
+        Registry().add(record)
     assert process.stdin is not None
     # argv is visible to every user of the host, so the password goes in by stdin, as configuration.
     try:
@@ -270,7 +282,7 @@ def _spawn(command: list[str], address: _Address, folder: Path) -> "subprocess.P
         process.stdin.close()
     except BrokenPipeError:
         pass  # it died at once; the wait for its answer tells why
-    return process
+    return process, record
 
 
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -1,0 +1,22 @@
+"""A robust slope: Theil and Sen's, the median of the slopes of all pairs of points.
+
+A jump (a cache that is filled once, a garbage collection) moves a least-squares line; the median hardly notices it.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+
+#: Points beyond this are thinned out evenly: pairs grow with the square.
+_MOST = 60
+
+
+def theil_sen(points: Sequence[tuple[float, float]]) -> float:
+    """Median slope of (x, y) points, y per x; 0 if there are less than two different x."""
+    step = max(1, len(points) // _MOST)
+    kept = points[::step]
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(kept, 2) if x2 != x1]
+    return median(slopes) if slopes else 0.0
+
+
+__all__ = ["theil_sen"]
