@@ -159,6 +159,15 @@ def uss_mb(pid: int) -> float | None:
     return None
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for that signal, so that the signal does not end it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def command_line(pid: int) -> str:
     """Its words, for people."""
     with contextlib.suppress(OSError):
@@ -171,6 +180,7 @@ __all__ = [
     "Stat",
     "ancestors",
     "boot_id",
+    "catches",
     "command_line",
     "environ",
     "open_if",

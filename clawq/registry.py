@@ -15,10 +15,12 @@ Nothing here is needed for running: a folder that cannot be written costs the wa
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 TAG_VARIABLE = "CLAWQ_CHILD"
 #: Environment variable with the tag of the run for which a process works.
 RUN_VARIABLE = "CLAWQ_RUN"
+#: What is noted of a death that nobody need worry about.
+ENDED_IN_ORDER = "ended in order"
 #: Size at which the list of deaths is halved, bytes.
 _DEATHS_BYTES = 200_000
 #: A record that nobody can read is somebody's half-written one for so long, seconds.
@@ -107,6 +111,7 @@ class Registration:
     place: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    urls: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +256,7 @@ def describe(
     identity = Identity.of(pid)
     if identity is None:
         return None
-    urls = env.get("CLAWQ_BROKER_URL", ""), env.get("CLAWQ_DATA_URL", "")
+    named = env.get("CLAWQ_BROKER_URL", ""), env.get("CLAWQ_DATA_URL", "")
     return Record(
         tag=tag,
         identity=identity,
@@ -261,12 +266,12 @@ def describe(
         run=env.get(RUN_VARIABLE, ""),
         log=log_file,
         limits=registration.limits,
-        urls=urls,
+        urls=registration.urls if registration.urls[1] else named,
         facts=registration.facts,
     )
 
 
-def enrol(registration: Registration, urls: tuple[str, str] = ("", ""), parent: int | None = None) -> Record | None:
+def enrol(registration: Registration, parent: int | None = None) -> Record | None:
     """Register this process itself, and show its progress from now on; taken back when it ends in order.
 
     For what a user starts, and for what was forked (`parent`: its pid). One that clawq started has a record: that one
@@ -284,7 +289,7 @@ def enrol(registration: Registration, urls: tuple[str, str] = ("", ""), parent: 
             place=registration.place or known.place,
             limits={**known.limits, **registration.limits},
             facts={**known.facts, **registration.facts},
-            urls=urls if urls[0] else known.urls,
+            urls=registration.urls if registration.urls[1] else known.urls,
         )
         registry.add(merged)
         return merged
@@ -300,13 +305,16 @@ def enrol(registration: Registration, urls: tuple[str, str] = ("", ""), parent: 
         parent=None if parent is None else Identity.of(parent),
         run=os.environ.get(RUN_VARIABLE, ""),
         limits=registration.limits,
-        urls=urls,
+        urls=registration.urls,
         facts=registration.facts,
         inherited=False,
     )
     registry.add(record)
     with contextlib.suppress(OSError):
         progress.use(path)
+    with contextlib.suppress(AttributeError, ValueError):
+        # As in `clawq.spawning.launch`: whoever ends us can first see where we hang.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     atexit.register(_leave, registry, record)
     return record
 
@@ -336,6 +344,7 @@ def _read(file: Path) -> Record | None:
 
 
 __all__ = [
+    "ENDED_IN_ORDER",
     "RUN_VARIABLE",
     "TAG_VARIABLE",
     "Death",

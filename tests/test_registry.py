@@ -55,10 +55,10 @@ def test_R5_a_program_does_not_begin_before_it_is_registered(registry: Registry,
     assert record.identity == Identity.of(child.pid)
     assert record.parent == Identity.of(os.getpid())
     assert stat.S_IMODE(registry._file(record.tag).stat().st_mode) == 0o600
-    child.end_tree()
+    child.end_tree(why="it was in the way")
     assert registry.records() == [], "removed when it was reaped"
     assert [(death.place, death.how.splitlines()[0]) for death in registry.deaths()] == [
-        ("slot-0", "killed by signal 9")
+        ("slot-0", "it was in the way")
     ]
     assert sorted(path.name for path in registry.folder.iterdir()) == ["deaths.jsonl"]
 

@@ -166,7 +166,7 @@ class ActorProcess:
 
     def fail(self, kind: str, text: str, grace_s: float = 0.0) -> None:
         """End the process tree and raise Failure; the text has the end of its log."""
-        self.child.end_tree(grace_s)
+        self.child.end_tree(grace_s, f"{kind}: {text}")
         # Enough lines for the stacks of all threads.
         raise Failure(kind, text, self.child.log.tail(60))
 

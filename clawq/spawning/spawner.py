@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from clawq.progress import PROGRESS_VARIABLE
-from clawq.registry import TAG_VARIABLE, Record, Registration, Registry, describe
+from clawq.registry import ENDED_IN_ORDER, TAG_VARIABLE, Record, Registration, Registry, describe
 from clawq.spawning.launch import PARENT_VARIABLE, RELEASE_VARIABLE
 from clawq.spawning.logfile import LogFile
 
@@ -106,8 +106,8 @@ class Child:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def end_tree(self, grace_s: float = 0.0) -> int:
-        """End leader and descendants. Idempotent.
+    def end_tree(self, grace_s: float = 0.0, why: str = "") -> int:
+        """End leader and descendants. Idempotent. `why` is noted as the cause of its death.
 
         With a grace the leader is first told by the end of its control socket and stdin, and has `grace_s` to end by
         itself; then SIGKILL.
@@ -120,6 +120,7 @@ class Child:
         if grace_s > 0:
             self._close(self.control, self.stdin)
             self.wait_exit(grace_s)
+        by_itself = self.exited()
         self.kill_session()
         kill_tagged(TAG_VARIABLE, self.tag)
         self._close(self.control, self.stdin, self.stdout)
@@ -128,12 +129,12 @@ class Child:
         except subprocess.TimeoutExpired:
             return -999
         if self._record is not None:
-            Registry().bury(self._record, self._how(status))
+            Registry().bury(self._record, why or self._how(status, by_itself))
         return status
 
-    def _how(self, status: int) -> str:
-        if status == 0:
-            return "ended in order"
+    def _how(self, status: int, by_itself: bool) -> str:
+        if status == 0 or not by_itself:
+            return ENDED_IN_ORDER
         how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         return f"{how}\n{self.log.tail(5)}".rstrip()
 

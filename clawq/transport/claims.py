@@ -62,6 +62,13 @@ class Claim:
                 raise ClaimHeld(key.rpartition("claim:")[2], _holder_of(client.get(key)))
         return claim
 
+    @classmethod
+    def seize(cls, client: redis.Redis, key: str, holder: str, ttl_s: float) -> "Claim | None":
+        """Take a claim away from whoever holds it, who finds out by ClaimLost; None if nobody holds it."""
+        claim = cls(client, key, holder, ttl_s)
+        with translated(client):
+            return claim if client.set(key, claim._value, xx=True, px=claim._ttl_ms) else None
+
     @property
     def renewal_due(self) -> bool:
         """Whether a third of the limit has passed since the last renewal."""

@@ -247,6 +247,13 @@ class Events:
         events = (_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries)
         return [event for event in events if event is not None]
 
+    def last(self, count: int) -> list[Event]:
+        """The newest events, oldest first."""
+        with translated(self._client):
+            entries = self._client.xrevrange(self._key, count=count)
+        events = (_event(entry_id, fields) for entry_id, fields in reversed(entries))
+        return [event for event in events if event is not None]
+
     def newest_id(self) -> str:
         """Id of the newest event, `0-0` if there is none; reading after it shows only what comes later."""
         with translated(self._client):

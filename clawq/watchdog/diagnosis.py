@@ -9,12 +9,12 @@ First every process is judged by itself, by the first rule that applies:
     hung            no *progress* for longer than its phase may take
     leaking         USS over its limit, or rising steadily; RSS means nothing, since forks share memory
     lost_consumer   work waits, it has a free slot, and it takes nothing
-    flapping        its place died too often; reported
 
-Then everything is looked at together, and the dampers take back what should not be done now: a round after a gap of our
-own judges nothing; nobody is ended while Redis is away or has only just come back, or when most of the host hangs at
-once; if a parent is ended its children need no decision of their own; one leak is let go at a time; and beyond so many
-kills a minute there is only alarm.
+A place that died too often is flapping: it is given up for a while, with the last error. Then everything is looked at
+together, and the dampers take back what should not be done now: a round after a gap of our own judges nothing; nobody
+is ended while Redis is away or has only just come back, or when most of the host hangs at once; if a parent is ended
+its children need no decision of their own; one leak is let go at a time; beyond so many kills a minute there is only
+alarm.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def diagnose(snapshot: Snapshot, now_s: float, policy: Policy) -> tuple[Decision
         why = f"this watchdog did not look for {snapshot.gap_s:.1f} s (stopped, or starved): nothing is judged now"
         return (Decision("gap", "hold", why, evidence={"gap_s": snapshot.gap_s}),)
     found = [decision for seen in snapshot.seen if (decision := judge(seen, snapshot, now_s, policy)) is not None]
-    return (*_damped(found, snapshot, now_s, policy), *_strangers_on_gpus(snapshot))
+    return (*_damped(found, snapshot, now_s, policy), *_flapping(snapshot, policy), *_strangers_on_gpus(snapshot))
 
 
 def judge(seen: Seen, snapshot: Snapshot, now_s: float, policy: Policy) -> Decision | None:
@@ -56,7 +56,7 @@ def judge(seen: Seen, snapshot: Snapshot, now_s: float, policy: Policy) -> Decis
         return Decision("stale", "forget", "it was registered before this machine was booted", record)
     if record.identity.namespace != snapshot.me.namespace:
         return None  # in another container its pid means something else; that one has a watchdog of its own
-    rules = (_gone, _defunct, _unkillable, _orphaned, _hung, _leaking, _lost, _flapping)
+    rules = (_gone, _defunct, _unkillable, _orphaned, _hung, _leaking, _lost)
     for rule in rules:
         decision = rule(seen, now_s, policy)
         if decision is not None:
@@ -210,13 +210,6 @@ def _lost(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
     return Decision("lost_consumer", "end", why, seen.record, facts)
 
 
-def _flapping(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
-    if seen.flaps <= policy.flaps:
-        return None
-    why = f"its place died {seen.flaps} times within {policy.flap_window_s:.0f} s"
-    return Decision("flapping", "report", why, seen.record, {"deaths": seen.flaps})
-
-
 # --- all together --------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +275,20 @@ def _without_children_of_the_ended(found: Iterable[Decision]) -> list[Decision]:
         return False
 
     return [one for one in decisions if one.action not in _ENDING or not below(one.record)]
+
+
+def _flapping(snapshot: Snapshot, policy: Policy) -> list[Decision]:
+    """Places that died too often: nothing is started there until the window has passed."""
+    return [
+        Decision(
+            "flapping",
+            "report",
+            f"{place} died {count} times within {policy.flap_window_s:.0f} s; the last time: {how}",
+            evidence={"place": place, "deaths": count},
+        )
+        for place, (count, how) in sorted(snapshot.deaths.items())
+        if count > policy.flaps
+    ]
 
 
 def _strangers_on_gpus(snapshot: Snapshot) -> list[Decision]:

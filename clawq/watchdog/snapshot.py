@@ -30,7 +30,6 @@ class Seen:
         strays: living processes that carry its tag, without itself.
         killed_s: monotonic time of our SIGKILL; None = never.
         waiting: commands in the queues that it serves (a worker).
-        flaps: deaths at its place within the policy's window.
     """
 
     record: Record
@@ -43,7 +42,6 @@ class Seen:
     strays: tuple[int, ...] = ()
     killed_s: float | None = None
     waiting: int = 0
-    flaps: int = 0
 
     @property
     def zombie(self) -> bool:
@@ -88,6 +86,7 @@ class Snapshot:
         gap_s: time between the last look's end and this one.
         kills: monotonic times of kills within the last minute.
         gpu: who uses GPU memory.
+        deaths: place -> deaths within the policy's window, and how the last one went.
     """
 
     me: Identity
@@ -97,6 +96,7 @@ class Snapshot:
     gap_s: float = 0.0
     kills: tuple[float, ...] = ()
     gpu: tuple[GpuUse, ...] = ()
+    deaths: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

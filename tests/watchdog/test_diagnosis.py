@@ -103,9 +103,6 @@ WORKER = record("worker", facts={"slots": 2}, limits={"serve": 60.0})
         (seen(WORKER, 31.0, "serve", waiting=2, since=since("idle", 29.0)), []),
         (seen(WORKER, 1.0, "serve", waiting=2, since=since("idle", 31.0)), []),
         (seen(WORKER, 31.0, "serve"), []),
-        # flapping
-        (seen(flaps=5), []),
-        (seen(flaps=6), [("flapping", "report")]),
         # R1: what must not be signalled is reported instead
         (seen(still_s=99.0, tagged=False), [("hung", "report")]),
         (seen(still_s=99.0, tagged=None), [("hung", "report")]),
@@ -161,6 +158,13 @@ def test_when_a_parent_is_ended_its_children_need_no_decision_of_their_own() -> 
     actor = seen(record(parent=pool.record.identity), still_s=99.0)
     assert decide(worker, pool, actor) == [("hung", "end", 200)]
     assert decide(pool, actor) == [("hung", "end", 250)]
+
+
+def test_R15_a_place_that_died_too_often_is_given_up_with_its_last_error() -> None:
+    snapshot = Snapshot(ME, frozenset(), (), deaths={"slot-0": (6, "RuntimeError: no GPU"), "slot-1": (5, "killed")})
+    [decision] = diagnose(snapshot, NOW, POLICY)
+    assert (decision.kind, decision.action, decision.evidence["place"]) == ("flapping", "report", "slot-0")
+    assert "RuntimeError: no GPU" in decision.why
 
 
 def test_memory_of_strangers_on_a_gpu_is_told_and_nothing_more() -> None:
