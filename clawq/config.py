@@ -382,6 +382,44 @@ class Cores(Section):
     actor_threads: Positive | None = None
 
 
+class Watchdog(Section):
+    """When a process of this run counts as hung or leaking; the watchdog of its machine then ends it (clawq.watchdog).
+
+    Times are seconds without *progress*. An actor's own worker acts first, the watchdog 10 s later.
+
+    Attributes:
+        start_s: an actor: imports, and making the environment and the policy.
+        reset_s: a reset, and the first step after it (which may compile).
+        step_s: between two env steps.
+        send_s: sending, or waiting for the learner.
+        learner_s: the learner, between two rounds of its loop.
+        memory_mb: memory of an actor of its own, at the most; null = no limit.
+        leak_mb_per_h: growth of that memory over ten minutes.
+    """
+
+    start_s: Seconds = 180.0
+    reset_s: Seconds = 120.0
+    step_s: Seconds = 30.0
+    send_s: Seconds = 60.0
+    learner_s: Seconds = 600.0
+    memory_mb: Positive | None = None
+    leak_mb_per_h: Annotated[float, Field(gt=0)] = 500.0
+
+    @property
+    def actor_limits(self) -> dict[str, float]:
+        """What an actor is registered with (see `clawq.registry.Record.limits`)."""
+        times = {"exec": self.start_s, "start": self.start_s, "reset": self.reset_s, "step": self.step_s}
+        memory = {"leak_mb_per_h": self.leak_mb_per_h}
+        if self.memory_mb is not None:
+            memory["memory_mb"] = float(self.memory_mb)
+        return {**times, "send": self.send_s, "wait": self.send_s, **memory}
+
+    @property
+    def learner_limits(self) -> dict[str, float]:
+        """What a learner is registered with; its start and its finish may take any time."""
+        return {"step": self.learner_s, "leak_mb_per_h": self.leak_mb_per_h}
+
+
 class Record(Section):
     """The picture at the end.
 
@@ -426,4 +464,5 @@ class RunConfig(Section):
     redis: Redis = Redis()
     archive: Archive = Archive()
     cores: Cores = Cores()
+    watchdog: Watchdog = Watchdog()
     record: Record = Record()

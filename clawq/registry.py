@@ -112,6 +112,7 @@ class Registration:
     limits: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     urls: tuple[str, str] = ("", "")
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ def describe(
         role=registration.role,
         place=registration.place,
         parent=Identity.of(os.getpid()),
-        run=env.get(RUN_VARIABLE, ""),
+        run=registration.run or env.get(RUN_VARIABLE, ""),
         log=log_file,
         limits=registration.limits,
         urls=registration.urls if registration.urls[1] else named,
@@ -290,6 +291,7 @@ def enrol(registration: Registration, parent: int | None = None) -> Record | Non
             limits={**known.limits, **registration.limits},
             facts={**known.facts, **registration.facts},
             urls=registration.urls if registration.urls[1] else known.urls,
+            run=registration.run or known.run,
         )
         registry.add(merged)
         return merged
@@ -303,7 +305,7 @@ def enrol(registration: Registration, parent: int | None = None) -> Record | Non
         role=registration.role,
         place=registration.place,
         parent=None if parent is None else Identity.of(parent),
-        run=os.environ.get(RUN_VARIABLE, ""),
+        run=registration.run or os.environ.get(RUN_VARIABLE, ""),
         limits=registration.limits,
         urls=registration.urls,
         facts=registration.facts,

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "redis": ("clawq.cli.redis:redis", "Start or stop the two Redis servers that come with clawq."),
         "tune": ("clawq.cli.tune:tune", "Change settings of a run while it goes on."),
         "reader": ("clawq.cli.reader:reader", "Show who reads a run's streams, or give up a reader's claim on them."),
+        "watchdog": ("clawq.cli.watchdog:watchdog", "End what hangs or was left behind on this machine, and say why."),
         "status": ("clawq.cli.status:status", "Show the runs and their workers."),
         "log": ("clawq.cli.log:log", "Look into the experience of a run: list, show, export."),
         "replay": ("clawq.cli.replay:replay", "Train again from a recorded run, without simulator or workers."),

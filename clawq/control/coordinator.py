@@ -22,6 +22,7 @@ from typing import Any
 from celery import Celery
 from pydantic import ValidationError
 
+from clawq import progress
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
 from clawq.control.evaluations import Evaluations
@@ -253,7 +254,7 @@ def _config_of(run: RunRecord) -> RunConfig:
 
 def coordinate(coordinator: Coordinator) -> None:
     """Turn after turn until stdin ends; then the queues of the run are emptied."""
-    away_s = 0.0
+    away_s, mine = 0.0, progress.mine()
     while not _stdin_ended(max(PERIOD_S, away_s)):
         try:
             coordinator.turn(time.monotonic())
@@ -262,6 +263,9 @@ def coordinate(coordinator: Coordinator) -> None:
             if not away_s:
                 log.warning("%s; waiting for it", error)
             away_s = min(max(0.5, away_s * 2), _LONGEST_BACK_OFF_S)
+        mine.moved("serve")
+        if mine.stop_wanted:
+            break
     try:
         coordinator.empty_queues()
     except TransportError as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from clawq import progress as shown
 from clawq.acting.actor import Actor
 from clawq.acting.adder import Adder, Limits, Origin
 from clawq.acting.exploration import NoiseLadder
@@ -86,6 +87,8 @@ class ActingSession:
                 lambda: open_seat(client, keys, sync.seats, order.worker, CLAIM_TTL_S), over, progress, sync.actors
             )
             slot, epochs[0] = sink.slot, sink.epoch
+        # Whom the watchdog must take it from, should this process hang.
+        shown.mine().holds(f"slot:{slot}")
         outbox = Outbox(config.actors.outbox_fragments, config.actors.on_full)
         pauses = Pauses() if sync is None else Pauses(eager_s=ROUND_LOOK_S)
         self._sender = Sender(outbox, sink, open_slot, encode, WeightsReader(client, keys), pauses)

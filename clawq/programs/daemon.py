@@ -21,6 +21,7 @@ from clawq.programs.following import find_source
 from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
+from clawq.registry import Registration, enrol
 from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.program import run_program
@@ -62,6 +63,7 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
     tag, logs = new_tag() if kept is None else kept.tag, folder / "logs"
     with only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
         urls = servers.broker_url, servers.data_url
+        enrol(Registration("learner", run_id, config.watchdog.learner_limits, urls=urls, run=tag))
         coordinator = start_coordinator(spawner, run_id, tag, logs, *urls)
         try:
             spec = probe(config, spawner, LogFile(logs / "probe.log"), stop)

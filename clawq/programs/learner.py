@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from clawq import progress
 from clawq.config import RunConfig
 from clawq.core import Control
 from clawq.cores import CorePlan, available_cores, plan_cores
@@ -139,6 +140,8 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         finish = Finish(session.run, session.data_url, session.spawner, trainer)
         try:
             trainer.train(stop)
+            # Evaluation and pictures take what they take, and have limits of their own.
+            progress.mine().moved("finish")
         except BaseException as error:
             finish.stopped_early(str(error) or type(error).__name__)
             raise

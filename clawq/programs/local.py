@@ -15,17 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from clawq import progress
 from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError
 from clawq.programs.memory import Machine, forecast
 from clawq.programs.run import open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
+from clawq.registry import Registration, enrol
 from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.spawner import Child, Spawner
 from clawq.state import named_urls
 from clawq.transport.client import connect
 from clawq.transport.control import Board, RunRegistry
+from clawq.watchdog.keeping import WatchdogKeeper
 
 #: Between two looks at the board, seconds.
 LOOK_S = 0.5
@@ -33,6 +36,8 @@ LOOK_S = 0.5
 LEARNER_STOP_S = 7.0
 #: How long the worker may take.
 WORKER_STOP_S = 6.0
+#: Without a look for so long this process is told to hang, seconds.
+WATCH_S = 60.0
 #: A worker that ends by itself more often than this within so many seconds is not started again.
 WORKER_ENDS, WORKER_ENDS_S = 3, 120.0
 
@@ -74,6 +79,7 @@ class Household:
         self.worker: Child | None = None
         self.learner: Child | None = None
         self.start_worker: Callable[[], Child] | None = None
+        self.watchdog: WatchdogKeeper | None = None
         self._worker_ends: list[float] = []
 
     def look_after_worker(self, say: Callable[[str], None]) -> None:
@@ -97,6 +103,8 @@ class Household:
     def end(self) -> int:
         """Learner first, then the worker; returns the learner's exit status."""
         status = 0
+        if self.watchdog is not None:
+            self.watchdog.close()
         if self.learner is not None:
             self.learner.terminate()
             status = self.learner.end_tree(LEARNER_STOP_S)
@@ -123,6 +131,8 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
     display.say(cores.text)
     with servers_for(config.redis, run_id, "up", display.say) as servers:
         try:
+            enrol(Registration("up", f"up {run_id}", {"watch": WATCH_S}))
+            household.watchdog = WatchdogKeeper(household.spawner)
             household.learner = start_learner(household.spawner, order, run_id, servers, cores, folder)
             household.start_worker = partial(start_worker, household.spawner, run_id, servers, cores, folder)
             household.worker = household.start_worker()
@@ -200,14 +210,17 @@ def start_learner(
     where = ["--resume", str(folder)] if order.resume else ["--run", run_id]
     words = ["clawq.cli.main", "learner", "start", *order.arguments, *where]
     env = {**servers.env, **thread_env(cores.learner_threads), "CLAWQ_UP": "1"}
-    return spawner.spawn(words, LogFile(folder / "logs" / "learner-process.log"), env, pipes=True)
+    known = Registration("learner", run_id, order.config.watchdog.learner_limits)
+    log = LogFile(folder / "logs" / "learner-process.log")
+    return spawner.spawn(words, log, env, pipes=True, registration=known)
 
 
 def start_worker(spawner: Spawner, run_id: str, servers: Servers, cores: CorePlan, folder: Path) -> Child:
     """Exec `clawq worker start` for this run alone."""
     words = ["clawq.cli.main", "worker", "start", "--slots", str(cores.slots), "--runs", run_id]
     env = {**servers.env, "CLAWQ_ACTOR_THREADS": str(cores.actor_threads), "CLAWQ_LOG_DIR": str(folder / "logs")}
-    return spawner.spawn(words, LogFile(folder / "logs" / "worker.log"), env)
+    known = Registration("supervisor", f"worker {run_id}")
+    return spawner.spawn(words, LogFile(folder / "logs" / "worker.log"), env, registration=known)
 
 
 def follow(run_id: str, servers: Servers, household: Household, display: Display, stop: threading.Event) -> None:
@@ -217,7 +230,9 @@ def follow(run_id: str, servers: Servers, household: Household, display: Display
     speech = threading.Thread(target=pass_on, args=(learner, display.say), name="clawq-speech", daemon=True)
     speech.start()
     look = board_reader(run_id, servers)
+    mine = progress.mine()
     while not learner.wait_exit(LOOK_S) and not stop.is_set():
+        mine.moved("watch")
         servers.check()
         household.look_after_worker(display.say)
         display.show(look())

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clawq import progress
 from clawq.errors import ClawqError
 from clawq.json_text import parse_json
 
@@ -62,6 +63,7 @@ class Parent:
         self._orders: queue.SimpleQueue[LeaseOrder | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._shown: tuple[str, float] = ("", 0.0)
+        self._mine = progress.mine()
         #: Set while the running lease shall end early.
         self.end = threading.Event()
         #: Set once the process shall end.
@@ -92,7 +94,10 @@ class Parent:
         self._send({"event": "ready"})
 
     def progress(self, phase: str, env_steps: int) -> None:
-        """Some real progress was made."""
+        """Some real progress was made: shown to the watchdog each time, told to the worker now and then."""
+        self._mine.moved(phase)
+        if self._mine.stop_wanted and not self.leaving.is_set():
+            self.leave()
         shown_phase, shown_s = self._shown
         now_s = time.monotonic()
         if phase != shown_phase or now_s - shown_s >= PROGRESS_S:
@@ -101,6 +106,7 @@ class Parent:
 
     def done(self, report: Mapping[str, Any]) -> None:
         """The lease is over."""
+        self._mine.moved("idle")
         self._shown = ("", 0.0)
         self._send({"event": "done", "report": dict(report)})
 

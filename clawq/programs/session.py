@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from clawq import progress
 from clawq.errors import ClaimHeld, ClaimLost, TransportError, UserError
 from clawq.programs.following import Source
 from clawq.programs.keeper import Keeper
 from clawq.programs.run import Run, without_secrets
+from clawq.registry import Registration
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
 from clawq.transport.claims import Claim, holder_of
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 CLAIM_TTL_S = 10.0
 #: The same until it has loaded torch and its checkpoint, which takes long on a fresh machine; nobody renews meanwhile.
 LOADING_TTL_S = 120.0
+#: Seconds without a look after which a coordinator counts as hung; until its run is registered it waits for any time.
+COORDINATOR_LIMITS = {"serve": 60.0}
 #: Reward, ends and validity of one env step in a fragment, about, bytes.
 ROW_SCALARS_BYTES = 8
 
@@ -95,6 +99,7 @@ def open_session(
             f"another run. (If that learner was killed, its claim runs out within {CLAIM_TTL_S:.0f} s; within "
             f"{LOADING_TTL_S:.0f} s if it was still starting.)"
         ) from None
+    progress.mine().holds("learner")
     record = RunRecord(
         run_id=run.id,
         tag=run.tag,
@@ -181,4 +186,5 @@ def start_coordinator(spawner: Spawner, run_id: str, tag: str, logs: Path, broke
     """Exec a coordinator: it loads Celery, and begins when it is told that its run is registered. It ends with us."""
     env = {"CLAWQ_BROKER_URL": broker_url, "CLAWQ_DATA_URL": data_url, "CLAWQ_RUN": tag}
     log_file = LogFile(logs / "coordinator.log")
-    return spawner.spawn(["clawq.control.coordinator", run_id], log_file, env, pipes=True)
+    known = Registration("coordinator", f"coordinator {run_id}", COORDINATOR_LIMITS)
+    return spawner.spawn(["clawq.control.coordinator", run_id], log_file, env, pipes=True, registration=known)

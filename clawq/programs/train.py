@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from clawq import progress
 from clawq.errors import RoundTimeout
 from clawq.programs import learning
 from clawq.programs.appraisal import Appraisal
@@ -76,6 +77,7 @@ class Trainer:
         #: Spent share of the budget that updates are told, in 1/PROGRESS_STEPS: it changes rarely, to be recorded.
         self._thousandths = 0
         self._looked_s = self._gauged_s = -math.inf
+        self._mine = progress.mine()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +135,10 @@ class Trainer:
         self._checkpoint_when_due(now_s)
 
     def _now_and_then(self, now_s: float, stop: threading.Event) -> None:
+        # The loop turns, and that is shown here, in the loop: for the watchdog, which asks for nothing more.
+        self._mine.moved("step")
+        if self._mine.stop_wanted:
+            stop.set()
         self.parts.link.check()
         self._note_progress(now_s)
         self.safekeeping.look()
