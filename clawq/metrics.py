@@ -93,6 +93,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "lost_unacked": Metric("fragments", "bound of what failed actors took with them unsent", "0"),
         "actor_failures": Metric("failures", "actors that failed, died or hung since the learner started", "0"),
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
+        "workers_reaped_total/*": Metric("processes", "ended by a watchdog, by reason (board only)", "0"),
         "drops/*": Metric("env steps", "not used, by reason", "0"),
         "rejected/*": Metric("fragments", "refused by the learner, by reason; kept as dead letters", "0"),
         # Rounds (sync)

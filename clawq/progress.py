@@ -40,8 +40,8 @@ class Reading:
         phase: what it is at; empty = nothing yet.
         counter: grows with every piece of progress.
         at_s: monotonic time of the last one, seconds.
-        works: commands that it has begun (a worker: leases).
-        worked_s: monotonic time of the last one.
+        works: commands that it has taken up so far (a worker).
+        worked_s: monotonic time at which that, or `busy`, changed last.
         busy: commands that it is at now.
         claim: name of the claim that it holds, as `slot:NAME`.
     """
@@ -82,15 +82,11 @@ class Progress:
         self._counter += 1
         _MOVE.pack_into(self._memory, _MOVE_AT, self._counter, time.monotonic_ns(), phase.encode()[:16])
 
-    def begun(self) -> None:
-        """A command was taken up."""
-        self._works, self._busy = self._works + 1, self._busy + 1
-        self._note_work()
-
-    def ended(self) -> None:
-        """A command is over."""
-        self._busy -= 1
-        self._note_work()
+    def worked(self, works: int, busy: int) -> None:
+        """So many commands were taken up in all, and so many are at work now."""
+        if (works, busy) != (self._works, self._busy):
+            self._works, self._busy = works, busy
+            _WORK.pack_into(self._memory, _WORK_AT, works, time.monotonic_ns(), busy)
 
     def holds(self, claim: str) -> None:
         """Name the claim that must be taken away from this process before it is killed."""
@@ -100,9 +96,6 @@ class Progress:
     def stop_wanted(self) -> bool:
         """Whether somebody wants this process to end by itself."""
         return self._memory[_STOP_AT] != 0
-
-    def _note_work(self) -> None:
-        _WORK.pack_into(self._memory, _WORK_AT, self._works, time.monotonic_ns(), max(0, self._busy))
 
 
 def create(path: Path) -> None:

@@ -81,7 +81,7 @@ def test_progress_is_seen_from_outside_even_of_a_stopped_process(
 ) -> None:
     code = (
         "import sys\nfrom clawq import progress\nmine = progress.mine()\n"
-        "for line in sys.stdin:\n    mine.moved(line.strip()); mine.begun(); print(mine.stop_wanted, flush=True)\n"
+        "for line in sys.stdin:\n    mine.moved(line.strip()); mine.worked(1, 1); print(mine.stop_wanted, flush=True)\n"
     )
     child = Spawner().spawn("small", LogFile(tmp_path / "log"), program(tmp_path, code), pipes=True)
     assert child.stdin is not None

@@ -112,6 +112,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("evaluation", found.joined("return {}", ("eval/mean_return", score), "success {}", ("eval/success", share))),
         ("drops", drops(snapshot)),
         ("failures", failures(snapshot)),
+        ("reaped", reaped(snapshot)),
         ("note", found.text("note")),
     ]
     return [(label, text) for label, text in table if text]
@@ -149,6 +150,16 @@ def failures(snapshot: Snapshot) -> str:
     """What failed and was replaced or given up, as `3 actors, 1 evaluations`; empty if nothing did."""
     counts = [(what, snapshot.get(f"{what}_failures")) for what in ("actor", "evaluation")]
     return ", ".join(f"{number(count)} {what}s" for what, count in counts if isinstance(count, int | float) and count)
+
+
+def reaped(snapshot: Snapshot) -> str:
+    """Whom watchdogs ended, by reason, as `1 hung, 2 leaking`; empty if nobody."""
+    found = [
+        (name.partition("/")[2], count)
+        for name, count in sorted(snapshot.items())
+        if name.startswith("workers_reaped_total/")
+    ]
+    return ", ".join(f"{number(count)} {why}" for why, count in found if isinstance(count, int | float) and count)
 
 
 def number(value: float) -> str:
@@ -221,6 +232,7 @@ __all__ = [
     "failures",
     "line",
     "number",
+    "reaped",
     "rows",
     "score",
     "share",

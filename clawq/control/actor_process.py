@@ -17,8 +17,9 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from clawq.config import Watchdog
 from clawq.control.shutdown import Shutdown
 from clawq.json_text import parse_object
 from clawq.spawning.failure import Failure
@@ -49,6 +50,12 @@ class Patience:
     wait_s: float = 60.0
     overrun_s: float = 60.0
     ending_s: float = 2.0
+
+    @classmethod
+    def of_run(cls, limits: Watchdog, stall_s: float | None) -> Self:
+        """What a run allows, but for a host that names its own longest step."""
+        step_s = limits.step_s if stall_s is None else stall_s
+        return cls(limits.start_s, limits.start_s, limits.reset_s, step_s, limits.send_s)
 
     def of(self, phase: str) -> float:
         """The limit of a phase."""

@@ -18,10 +18,12 @@ from typing import Any
 from celery import Celery, signals
 from celery.worker import state
 
+from clawq import progress
 from clawq.control import pool_process
-from clawq.control.settings import HostSettings, worker_name
+from clawq.control.settings import HostSettings, slot_name, worker_name
 from clawq.control.shutdown import Shutdown
 from clawq.errors import UserError
+from clawq.registry import Registration, enrol
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,21 @@ def begin_worker(worker: Any) -> None:
         shutdown=Shutdown(),
     )
     pool_process.introduce(identity)
+    enrol_worker(identity)
     threading.Thread(target=_guard, args=(identity,), name="clawq-shutdown-guard", daemon=True).start()
+
+
+def enrol_worker(identity: pool_process.Identity) -> None:
+    """Tell the watchdog of this worker: what it serves, and how long its loop may stand still."""
+    settings = identity.settings
+    name = slot_name(identity.worker, 0).rpartition("-")[0]
+    facts = {"slots": identity.slots, "runs": sorted(settings.runs or ()), "name": name}
+    limits = {"serve": settings.worker_stall_s}
+    enrol(Registration("worker", name, limits, facts, settings.require_urls()))
+    if identity.pool == "solo":
+        # There the loop stands still while a task runs, for as long as that may take.
+        signals.task_prerun.connect(lambda **_: progress.mine().moved("task"), weak=False)
+        signals.task_postrun.connect(lambda **_: progress.mine().moved("serve"), weak=False)
 
 
 def pool_kind(pool_cls: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from clawq.config import Watchdog
 from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.queues import ACTIVE_STATES
 from clawq.control.settings import HostSettings, slot_name
@@ -18,6 +19,8 @@ from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
 from clawq.cores import thread_env
 from clawq.errors import ClawqError, TransportError
+from clawq.registry import Registration, Registry, enrol
+from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
@@ -69,6 +72,9 @@ class PoolProcess:
         self.spawner = Spawner()
         self._first_slot = _child_index() if identity.pool == "prefork" else 0
         names = [slot_name(identity.worker, self._first_slot + k) for k in range(identity.slots_here)]
+        if identity.pool == "prefork":
+            # Forked, so nobody registered it; it shows no progress, since a lease's own clocks bound what it does.
+            enrol(Registration("pool", names[0], urls=identity.settings.require_urls()), parent=identity.main_pid)
         self.slots = Slots(names, self._start_actor, identity.shutdown, is_over=self.stopped)
 
     @cached_property
@@ -127,9 +133,15 @@ class PoolProcess:
         return {"CLAWQ_RUN": str(run["tag"]), **thread_env(threads)}
 
     def _start_actor(self, lease: Lease) -> ActorProcess:
-        run = dict(lease.run)
-        child = self.spawner.spawn(ACTOR_PROGRAM, self.log_file(lease.slot), self.child_env(run), control=True)
-        return ActorProcess(child, str(run["tag"]), Patience(step_s=self.identity.settings.stall_s))
+        run, settings = dict(lease.run), self.identity.settings
+        if (why := Registry().unfit().get(lease.slot)) is not None:
+            raise Failure("given_up", f"this slot is given up for now by the watchdog: {why}", "")
+        limits = Watchdog.model_validate(run.get("config", {}).get("watchdog", {}))
+        known = Registration("actor", lease.slot, limits.actor_limits, urls=settings.require_urls())
+        child = self.spawner.spawn(
+            ACTOR_PROGRAM, self.log_file(lease.slot), self.child_env(run), control=True, registration=known
+        )
+        return ActorProcess(child, str(run["tag"]), Patience.of_run(limits, settings.stall_s))
 
 
 _lock = threading.Lock()

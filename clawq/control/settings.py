@@ -8,7 +8,9 @@ Nothing here comes over the wire. The environment variables are
     CLAWQ_ACTOR_THREADS                torch and BLAS threads of one actor; default: what the run says, else 1
     CLAWQ_REMOTE_CONTROL               `1` switches Celery's remote control and events on (Flower)
     CLAWQ_LOG_LEVEL                    how much its actors and programs log; default: INFO and WARNING
-    CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung
+    CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung; default: what
+                                       the run says (watchdog.step_s)
+    CLAWQ_WORKER_STALL_S               seconds in which a worker's own loop does not turn; default: 60
 """
 
 import os
@@ -34,7 +36,8 @@ class HostSettings:
         log_folder: where logs of actors and programs go.
         actor_threads: threads of one actor; None = what the run says.
         remote_control: Celery's remote control and events.
-        stall_s: seconds without an env step after which an actor counts as hung.
+        stall_s: seconds without an env step after which an actor counts as hung; None = what the run says.
+        worker_stall_s: seconds in which a worker's own loop does not turn, after which it counts as hung.
     """
 
     broker_url: str | None
@@ -43,7 +46,8 @@ class HostSettings:
     log_folder: Path
     actor_threads: int | None
     remote_control: bool
-    stall_s: float
+    stall_s: float | None
+    worker_stall_s: float
 
     @classmethod
     def from_host(cls, env: Mapping[str, str] | None = None) -> "HostSettings":
@@ -54,7 +58,7 @@ class HostSettings:
         urls = resolve_urls(env=env)
         runs = frozenset(name.strip() for name in env.get("CLAWQ_RUNS", "").split(",") if name.strip())
         log_dir = env.get("CLAWQ_LOG_DIR")
-        threads = env.get("CLAWQ_ACTOR_THREADS")
+        threads, stall = env.get("CLAWQ_ACTOR_THREADS"), env.get("CLAWQ_STALL_TIMEOUT_S")
         return cls(
             broker_url=urls[0] if urls else None,
             data_url=urls[1] if urls else None,
@@ -62,7 +66,8 @@ class HostSettings:
             log_folder=Path(log_dir) if log_dir else state_dir(env) / "logs",
             actor_threads=_count("CLAWQ_ACTOR_THREADS", threads) if threads else None,
             remote_control=env.get("CLAWQ_REMOTE_CONTROL", "") in ("1", "true", "yes", "on"),
-            stall_s=_positive("CLAWQ_STALL_TIMEOUT_S", env.get("CLAWQ_STALL_TIMEOUT_S", "30")),
+            stall_s=_positive("CLAWQ_STALL_TIMEOUT_S", stall) if stall else None,
+            worker_stall_s=_positive("CLAWQ_WORKER_STALL_S", env.get("CLAWQ_WORKER_STALL_S", "60")),
         )
 
     def require_urls(self) -> tuple[str, str]:

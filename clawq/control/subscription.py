@@ -21,6 +21,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 
+from clawq import progress
 from clawq.control import pool_process
 from clawq.control.pool_process import Identity
 from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, make_queue, run_queues
@@ -133,6 +134,10 @@ class Subscription(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has
 
     def _compare(self, consumer: Any) -> None:
         watch = self._watch
+        # Here, in the consumer's own loop, since this is what must not stand still.
+        mine = progress.mine()
+        mine.moved("serve")
+        mine.worked(sum(state.total_count.values()), len(state.active_requests))
         # A worker that ends has cancelled its queues and must not take them up again.
         if watch is None or watch.wanted is None or watch.ending or consumer.task_consumer is None:
             return

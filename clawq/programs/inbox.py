@@ -5,6 +5,7 @@
     tune_wanted, tune_withdrawn       settings change live, between two updates; answered (clawq.programs.tuning)
     quarantine_wanted                 experience is not learned from; answered (clawq.programs.quarantine)
     actor_failed, evaluation_failed   told; if no actor has ever worked, the run ends with the actor's words
+    reaped                            told: a watchdog ended a process
     lease                             told if its actor could not send
 
 Other events are not for the learner.
@@ -71,6 +72,8 @@ class Inbox:
             answer = self._parts.quarantine.command(event.facts)
             if answer is not None:
                 self._parts.link.notify("quarantine", **answer)
+        elif event.kind == "reaped":
+            self._notices.reaped(event.facts)
         elif event.kind == "lease":
             self._notices.waited(event.facts)
         elif event.kind == "actor_failed":

@@ -56,6 +56,14 @@ class Notices:
         self.tell_now_and_then(what, f"an {what}{where} failed{times}: {error.splitlines()[0]}", FAILURE_INTERVAL_S)
         return error
 
+    def reaped(self, facts: Mapping[str, Any]) -> None:
+        """Tell, from a watchdog's event, whom it ended and why, and the last words of that process."""
+        who = f"{facts.get('role')} {facts.get('place')}".strip()
+        words = str(facts.get("error") or "").strip().splitlines()[-3:]
+        said = f"\n--- end of its log ---\n{chr(10).join(words)}" if words else ""
+        where = f"; see {facts['report']} there" if facts.get("report") else ""
+        self.tell(f"the watchdog ended {who} (pid {facts.get('pid')}): {facts.get('why')}{where}{said}")
+
     def waited(self, facts: Mapping[str, Any]) -> None:
         """Tell, from a lease's report, for how long its actor could not send because Redis was full."""
         waited = facts.get("waited_s")

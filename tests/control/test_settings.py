@@ -27,7 +27,7 @@ def test_urls_runs_and_folders_come_from_the_environment(tmp_path: Path) -> None
     assert settings.runs == frozenset({"one", "two"})
     assert settings.log_folder == tmp_path / "logs"
     assert settings.remote_control
-    assert settings.stall_s == 30.0
+    assert (settings.stall_s, settings.worker_stall_s) == (None, 60.0)
 
 
 def test_nothing_known_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
