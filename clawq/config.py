@@ -270,6 +270,8 @@ class Learner(Section):
         snapshot: whether checkpoints hold the replay ring too; `auto` = if the streams cannot hold all of it, or end
             with the run because Redis is clawq's own.
         max_non_finite: non-finite updates in a row after which the learner gives up.
+        wait_for_readers_s: a finished run keeps its streams until its required readers have checkpointed them; it gives
+            up when none of them got on for so long; null = never, 0 = it does not wait.
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda:\d+)$")] = "auto"
@@ -279,6 +281,7 @@ class Learner(Section):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     snapshot: Literal["auto", "always", "never"] = "auto"
     max_non_finite: Positive = 3
+    wait_for_readers_s: Annotated[float, Field(ge=0)] | None = 600.0
 
 
 class Budget(Section):

@@ -3,25 +3,29 @@
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 
+from clawq.programs.stopping import Stop
 
-def stop_on_signals(force: Callable[[], None] = lambda: None) -> threading.Event:
-    """An event that is set by the first SIGINT or SIGTERM.
+
+def stop_on_signals(force: Callable[[], None] = lambda: None) -> Stop:
+    """An event that is set by the first SIGINT or SIGTERM; a second one while that is heeded only insists.
 
     Args:
         force: called by the second one, before the process ends with 128 + the signal's number.
     """
-    stop = threading.Event()
+    stop, under_up = Stop(), bool(os.environ.get("CLAWQ_UP"))
 
     def on_signal(number: int, _frame: object) -> None:
-        if stop.is_set():
+        if stop.is_set() and not stop.insist():
             force()
             os._exit(128 + number)
+        first = not stop.is_set()
         stop.set()
-        # A learner of `clawq up` is told by that, which has said so.
-        if not os.environ.get("CLAWQ_UP"):
+        if under_up:
+            # Its Redis ends with `clawq up`, which has told the user, and kills what does not end soon.
+            stop.insist()
+        elif first:
             sys.stderr.write("stopping in order; once more to end at once\n")
 
     for number in (signal.SIGINT, signal.SIGTERM):

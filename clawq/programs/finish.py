@@ -4,6 +4,8 @@ A run that spent its budget ends whole: actors stop, the final weights are publi
 evaluation is a task like any other (where no worker takes it, the learner's host runs the same program), then the
 learning curve and the animation are made by programs of their own, which may fail without harming the run.
 
+Its streams are deleted only when all required readers have them (`clawq.programs.farewell`).
+
 A run that is stopped early gets a checkpoint and a short report, and can be resumed.
 """
 
@@ -21,6 +23,7 @@ from safetensors.torch import save_file
 
 from clawq.cores import thread_env
 from clawq.errors import ActorFailed
+from clawq.programs.farewell import Farewell
 from clawq.programs.run import Run, write_json
 from clawq.programs.train import Trainer
 from clawq.spawning.logfile import LogFile
@@ -49,9 +52,13 @@ class Finish:
         data_url: the data Redis, for the programs.
         spawner: starts them.
         trainer: what was trained.
+        farewell: waits for the run's readers; None = it has none.
     """
 
-    def __init__(self, run: Run, data_url: str, spawner: Spawner, trainer: Trainer) -> None:
+    def __init__(
+        self, run: Run, data_url: str, spawner: Spawner, trainer: Trainer, farewell: Farewell | None = None
+    ) -> None:
+        self._farewell = farewell
         self._run, self._data_url, self._spawner, self._trainer = run, data_url, spawner, trainer
         self._started_s = time.time()
         untrained = run.weights / "untrained.safetensors"
@@ -85,12 +92,16 @@ class Finish:
             say("there is no final evaluation; --resume with this run folder tries again")
         self._stage("drawing")
         pictures = self._draw(stop)
+        resumable = evaluation is None or not kept
+        # The streams of a run that can be resumed are kept.
+        lost = {} if resumable else self._wait_for_readers(stop)
         report = self._write_report(
             {
                 "ended": trainer.parts.budget.reached,
                 "final_evaluation": evaluation,
                 "pictures": pictures,
-                "resumable": evaluation is None or not kept,
+                "resumable": resumable,
+                **({"not_read": lost} if lost else {}),
                 "incomplete": not kept or (evaluation is None and not stop.is_set()),
             }
         )
@@ -110,6 +121,20 @@ class Finish:
                 partial.unlink(missing_ok=True)
             return False
         return True
+
+    def _wait_for_readers(self, stop: threading.Event) -> dict[str, int]:
+        if self._farewell is None:
+            return {}
+
+        def look() -> None:
+            for event in self._trainer.parts.link.take_events():
+                self._trainer.inbox.take(event, stop)
+            self._trainer.parts.link.check()
+
+        lost = self._farewell.wait(stop, self._stage, self._trainer.notices.tell, look)
+        for reader, fragments in lost.items():
+            self._trainer.parts.link.notify("reader_given_up", reader=reader, fragments=fragments)
+        return lost
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

@@ -120,13 +120,15 @@ class Following:
     """
 
     held: str | None = None
-    pressed = False
 
     def __init__(self, reader: StreamReader, source: Source, data: Any, broker: Any) -> None:
         self._reader, self._source = reader, source
         self._control, self._registry = ControlRecord(data, source.keys), RunRegistry(broker)
         self._told: dict[str, str] = {}
         self._quiet_s: float | None = None
+        self._finishing = False
+        #: A checkpoint would let the source go on.
+        self.pressed = False
         #: How the source ended, once nothing is left to read.
         self.source_ended: Literal["finished", "stopped"] | None = None
 
@@ -148,6 +150,8 @@ class Following:
         """Figures by metric name; afterwards `source_ended` is up to date."""
         unread = sum(self._reader.unread_entries().values())
         ended = self._how_it_ended()
+        # A source that is being finished waits for what its required readers have not checkpointed.
+        self.pressed = self._finishing and self._reader.cursors() != self._told
         now_s = time.monotonic()
         if ended is None or unread:
             self._quiet_s = None
@@ -159,6 +163,7 @@ class Following:
 
     def _how_it_ended(self) -> Literal["finished", "stopped"] | None:
         control, record = self._control.read(), self._registry.get(self._source.run_id)
+        self._finishing = control is not None and control.stop
         if record is not None and record.tag == self._source.tag:
             return None
         # What a finished run leaves is deleted, but for a record that says stop in epoch 0.

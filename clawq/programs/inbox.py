@@ -23,6 +23,7 @@ from clawq.programs.complaints import Complaints
 from clawq.programs.learner_state import LearnerState
 from clawq.programs.notices import Notices
 from clawq.programs.parts import Parts
+from clawq.programs.stopping import wish
 from clawq.transport.control import Event
 
 #: Actor failures after which a run that never got a fragment gives up.
@@ -65,7 +66,7 @@ class Inbox:
     def take(self, event: Event, stop: threading.Event) -> None:
         """What an event other than an evaluation means at any time; `stop` is set if somebody wants that."""
         if event.kind == "stop_wanted":
-            stop.set()
+            wish(stop)
         elif event.kind == "tune_wanted":
             self._tune(event)
         elif event.kind == "quarantine_wanted":

@@ -35,6 +35,7 @@ from clawq.programs.archiving import open_archiver
 from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.audit import keep, published, unread_at_end
 from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.farewell import Farewell
 from clawq.programs.finish import Finish
 from clawq.programs.following import Following, take_place
 from clawq.programs.link import Link, Wires
@@ -61,6 +62,7 @@ from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, mem
 from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, PaceRecord
 from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import LEARNER
+from clawq.transport.outstanding import Outstanding
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher
@@ -137,7 +139,11 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
             archiver.start()
         trainer.publish()
         trainer.inbox.keep_config = partial(keep_config, session)
-        finish = Finish(session.run, session.data_url, session.spawner, trainer)
+        outstanding, wanted = Outstanding(session.data, session.keys), session.run.config
+        farewell = Farewell(
+            outstanding, wanted.learner.wait_for_readers_s, session.run.id, archive=wanted.archive.enabled
+        )
+        finish = Finish(session.run, session.data_url, session.spawner, trainer, farewell)
         try:
             trainer.train(stop)
             # Evaluation and pictures take what they take, and have limits of their own.
