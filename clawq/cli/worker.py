@@ -23,9 +23,15 @@ def start(slots: int | None, runs: str, pool: str | None, name: str | None, log_
     """
     from clawq.control.worker import start_worker
     from clawq.cores import available_cores
+    from clawq.spawning.spawner import Spawner
+    from clawq.watchdog.keeping import WatchdogKeeper
 
     wanted = tuple(name for name in runs.split(",") if name)
-    sys.exit(start_worker(slots=slots or available_cores(), runs=wanted, pool=pool, log_level=log_level, name=name))
+    watchdog = WatchdogKeeper(Spawner())
+    try:
+        sys.exit(start_worker(slots=slots or available_cores(), runs=wanted, pool=pool, log_level=log_level, name=name))
+    finally:
+        watchdog.close()
 
 
 __all__ = ["worker"]
