@@ -9,6 +9,7 @@ First every process is judged by itself, by the first rule that applies:
     hung            no *progress* for longer than its phase may take
     leaking         USS over its limit, or rising steadily; RSS means nothing, since forks share memory
     lost_consumer   work waits, it has a free slot, and it takes nothing
+    silent          its heartbeats are missing while its work goes on: told, never more
 
 A place that died too often is flapping: it is given up for a while, with the last error. Then everything is looked at
 together, and the dampers take back what should not be done now: a round after a gap of our own judges nothing; nobody
@@ -56,7 +57,7 @@ def judge(seen: Seen, snapshot: Snapshot, now_s: float, policy: Policy) -> Decis
         return Decision("stale", "forget", "it was registered before this machine was booted", record)
     if record.identity.namespace != snapshot.me.namespace:
         return None  # in another container its pid means something else; that one has a watchdog of its own
-    rules = (_gone, _defunct, _unkillable, _orphaned, _hung, _leaking, _lost)
+    rules = (_gone, _defunct, _unkillable, _orphaned, _hung, _leaking, _lost, _silent)
     for rule in rules:
         decision = rule(seen, now_s, policy)
         if decision is not None:
@@ -208,6 +209,14 @@ def _lost(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
     why = f"{seen.waiting} commands wait, {slots - reading.busy} slots are free, and it took none for {idle_s:.0f} s"
     facts = {"waiting": seen.waiting, "busy": reading.busy, "slots": slots, "idle_s": idle_s}
     return Decision("lost_consumer", "end", why, seen.record, facts)
+
+
+def _silent(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
+    began_s = seen.since.get("silent")
+    if began_s is None or now_s - began_s <= policy.silent_s:
+        return None
+    why = f"its work goes on, but no heartbeat of it has been in Redis for {now_s - began_s:.0f} s"
+    return Decision("silent", "report", why, seen.record, {"for_s": now_s - began_s})
 
 
 # --- all together --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class Policy:
         flaps: more deaths of one place than this
         flap_window_s: within so long is flapping.
         lost_s: a worker that takes nothing for so long, though it has a free slot and work waits, is lost.
+        silent_s: a worker whose heartbeats are missing for so long, though its work goes on, is told.
         gap_periods: after so many periods without a look of our own, everything else may have moved on unseen.
         redis_rounds: so many good looks at Redis are needed after a bad one.
         outage_share: if more than this share
@@ -45,6 +46,7 @@ class Policy:
     flaps: int = 5
     flap_window_s: float = 300.0
     lost_s: float = 30.0
+    silent_s: float = 60.0
     gap_periods: float = 2.0
     redis_rounds: int = 2
     outage_share: float = 0.5

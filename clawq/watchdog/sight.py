@@ -10,8 +10,8 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clawq import progress
@@ -19,7 +19,7 @@ from clawq.errors import TransportError
 from clawq.procfs import Identity, ancestors, boot_id, environ, own_pids, uss_mb
 from clawq.registry import ENDED_IN_ORDER, TAG_VARIABLE, Record, Registry, carriers, environments
 from clawq.transport.client import connect, translated
-from clawq.transport.control import RunRegistry
+from clawq.transport.control import Heartbeats, RunRegistry
 from clawq.transport.keys import queue_name
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.gpu import gpu_use
@@ -62,10 +62,10 @@ class Sight:
         me = Identity.of(os.getpid())
         assert me is not None, "/proc is not there"
         records = self._registry.records()
-        waiting = self._ask_redis(records)
+        served = self._ask_redis(records)
         if now_s - self._gpu_s >= GPU_S:
             self._gpu_s, self._gpu = now_s, gpu_use()
-        seen = self._with_strays([self._see(record, waiting) for record in records])
+        seen = self._with_strays([self._see(record, served.get(record.tag, Served())) for record in records])
         self._measure(seen, now_s)
         kept = self._remember(seen, now_s)
         return Snapshot(
@@ -84,7 +84,7 @@ class Sight:
         self._since.clear()
         self._good = {url: 0 for url in self._good}
 
-    def _see(self, record: Record, waiting: Mapping[str, int]) -> Seen:
+    def _see(self, record: Record, served: "Served") -> Seen:
         env = environ(record.pid) if record.identity.here else None
         return Seen(
             record=record,
@@ -93,7 +93,8 @@ class Sight:
             parent_alive=record.parent is None or record.parent.alive,
             tagged=None if env is None else env.get(TAG_VARIABLE) == record.tag,
             killed_s=self.killed.get(record.tag),
-            waiting=waiting.get(record.tag, 0),
+            waiting=served.waiting,
+            silent=served.silent,
         )
 
     def _deaths(self, now_s: float) -> dict[str, tuple[int, str]]:
@@ -138,16 +139,16 @@ class Sight:
             if seen.reading is not None and not seen.gone and (uss := uss_mb(seen.record.pid)) is not None:
                 self._memory.setdefault(seen.record.tag, deque(maxlen=room)).append((now_s, uss))
 
-    def _ask_redis(self, records: Iterable[Record]) -> dict[str, int]:
-        """See which servers answer; returns commands that wait for each worker (by tag)."""
+    def _ask_redis(self, records: Iterable[Record]) -> dict[str, "Served"]:
+        """See which servers answer; returns what they say of each worker (by tag)."""
         records = list(records)
         self._good = {url: self._counted(url) for url in {record.urls[1] for record in records if record.urls[1]}}
-        waiting = {}
+        served = {}
         for record in records:
             if record.role == "worker" and self._good.get(record.urls[1]):
                 with contextlib.suppress(TransportError):
-                    waiting[record.tag] = _waiting(record)
-        return waiting
+                    served[record.tag] = _served(record)
+        return served
 
     def _counted(self, url: str) -> int:
         """Good looks in a row, this one included; 0 if the server does not answer now."""
@@ -161,14 +162,24 @@ class Sight:
         return min(self._good[url] + 1, 1000) if url in self._good else self._policy.redis_rounds
 
 
-def _waiting(record: Record) -> int:
-    """Commands in the lease queues that a worker serves."""
-    client: Any = connect(record.urls[0], timeout_s=ANSWER_S)
-    with contextlib.closing(client):
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What Redis says of a worker: commands in its lease queues, and whether a run misses its heartbeats."""
+
+    waiting: int = 0
+    silent: bool = False
+
+
+def _served(record: Record) -> Served:
+    broker: Any = connect(record.urls[0], timeout_s=ANSWER_S)
+    data: Any = connect(record.urls[1], timeout_s=ANSWER_S)
+    with contextlib.closing(broker), contextlib.closing(data):
         only = set(record.facts.get("runs") or ())
-        runs = [run for run in RunRegistry(client).list() if run.state in _ACTIVE and (not only or run.run_id in only)]
-        with translated(client):
-            return sum(int(client.llen(_QUEUE_PREFIX + queue_name(run.run_id))) for run in runs)
+        runs = [run for run in RunRegistry(broker).list() if run.state in _ACTIVE and (not only or run.run_id in only)]
+        with translated(broker):
+            waiting = sum(int(broker.llen(_QUEUE_PREFIX + queue_name(run.run_id))) for run in runs)
+        name = record.facts.get("name")
+        return Served(waiting, any(name not in Heartbeats(data, run.keys).read() for run in runs))
 
 
 __all__ = ["ANSWER_S", "GPU_S", "MEMORY_S", "Sight"]

@@ -25,11 +25,12 @@ class Seen:
         parent_alive: whether who answers for it lives; True if nobody does.
         tagged: whether its environment has its tag (None: unreadable); meaningless where the record says `inherited`
             is False.
-        since: condition (`gone`, `orphaned`, `zombie`, `idle`) -> monotonic time since when it holds.
+        since: condition (`gone`, `orphaned`, `zombie`, `silent`, `idle`) -> monotonic time since when it holds.
         memory: (monotonic time, USS in MB), oldest first.
         strays: living processes that carry its tag, without itself.
         killed_s: monotonic time of our SIGKILL; None = never.
         waiting: commands in the queues that it serves (a worker).
+        silent: some run that it serves has no heartbeat of it (a worker).
     """
 
     record: Record
@@ -42,6 +43,7 @@ class Seen:
     strays: tuple[int, ...] = ()
     killed_s: float | None = None
     waiting: int = 0
+    silent: bool = False
 
     @property
     def zombie(self) -> bool:
@@ -60,6 +62,7 @@ class Seen:
             "gone": self.gone,
             "zombie": self.zombie,
             "orphaned": not self.gone and not self.parent_alive,
+            "silent": self.silent,
             "idle": self.waiting > 0 and self.reading is not None and self.reading.busy < slots,
         }
         return frozenset(name for name, true in holds.items() if true)
@@ -105,7 +108,7 @@ class Decision:
 
     Attributes:
         kind: class of trouble: dead, stale, defunct, hung, orphaned, leaking, gpu, unkillable, flapping,
-            lost_consumer; or gap.
+            lost_consumer, silent; or gap.
         action: see Action.
         why: one sentence with the numbers, for people.
         record: of whom; None: of nobody in particular.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clawq.procfs import Identity
+from clawq.spawning.logfile import LogFile
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.daemon import AlreadyWatched, Watchdog, only_watchdog, watchdog_pid
 from clawq.watchdog.notify import notify
@@ -219,6 +220,29 @@ def test_R13_a_leaking_process_is_let_go_and_one_that_shares_memory_is_not(
     assert alive(shared.pid)
     [line] = [line for line in Audit(kennel.registry.folder).lines() if line.get("ended")]
     assert (line["pid"], line["signals"]) == (leaking.pid, ["SIGTERM", "SIGCONT"]), "it ended by itself when asked"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_F18_two_hundred_lives_and_deaths_leave_nothing_behind(kennel: "Kennel", quick: Policy) -> None:
+    watchdog = Watchdog(kennel.registry, quick)
+    shared = set(os.listdir("/dev/shm"))
+    (kennel.folder / "brief.py").write_text("import sys; sys.stdin.read()\n")
+    log, env = LogFile(kennel.folder / "brief.log"), {"PYTHONPATH": str(kennel.folder)}
+    files = 0
+    for number in range(200):
+        child = kennel.spawner.spawn("brief", log, env, pipes=True)
+        if number % 2:
+            os.kill(child.pid, signal.SIGKILL)
+        child.end_tree(0.0 if number % 2 else 5.0)
+        watchdog.turn()
+        # The first ones open what stays open.
+        files = len(os.listdir("/proc/self/fd")) if number == 20 else files
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert kennel.registry.records() == []
+    assert not list(kennel.registry.folder.glob("*.progress"))
+    assert {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("clawq-")} == set()
+    assert not [line for line in Audit(kennel.registry.folder).lines() if line.get("ended")]
 
 
 def test_systemd_is_told(kennel: "Kennel", quick: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,9 @@ WORKER = record("worker", facts={"slots": 2}, limits={"serve": 60.0})
         (seen(WORKER, 31.0, "serve", waiting=2, since=since("idle", 29.0)), []),
         (seen(WORKER, 1.0, "serve", waiting=2, since=since("idle", 31.0)), []),
         (seen(WORKER, 31.0, "serve"), []),
+        # heartbeats are missing, work goes on: a warning only
+        (seen(WORKER, 1.0, "serve", silent=True, since=since("silent", 61.0)), [("silent", "report")]),
+        (seen(WORKER, 1.0, "serve", silent=True, since=since("silent", 59.0)), []),
         # R1: what must not be signalled is reported instead
         (seen(still_s=99.0, tagged=False), [("hung", "report")]),
         (seen(still_s=99.0, tagged=None), [("hung", "report")]),
