@@ -21,7 +21,7 @@ Nobody here knows Redis, Celery or a simulator. Tensors are typed `Any`, because
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from clawq.specs import EnvSpec
 from clawq.types import Array, BoolArray, FloatArray, Fragment, Metrics, Obs
@@ -316,6 +316,41 @@ class FragmentSink(Protocol):
         ...
 
 
+class Stream(NamedTuple):
+    """One stream of a slot, from its first writer until it is swept away.
+
+    Attributes:
+        born: the epoch with which it began; 0 = not known.
+        before: entries that the slot had in streams before it, by their ordinals.
+    """
+
+    born: int = 0
+    before: int = 0
+
+
+#: The stream of a slot that never had another, or of which nothing is known.
+FIRST = Stream()
+#: A stream that was swept away by now, whichever it was.
+OVER = Stream(-1, 2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Which streams there are, as a reader found them.
+
+    Attributes:
+        epochs: slot -> epoch of its present writer.
+        born: slot -> epoch with which its stream began.
+        swept: entries of all streams that were swept away.
+        first: the reader begins with this look.
+    """
+
+    epochs: Mapping[str, int]
+    born: Mapping[str, int]
+    swept: int
+    first: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One raw stream entry: where it was and what it held.
@@ -330,6 +365,7 @@ class Entry:
         payload: the encoded fragment.
         ordinal: its number among all entries that the slot's stream ever had, counted from 1; 0 = not known.
         missed: entries that were trimmed unread.
+        stream: in which of the slot's streams it is.
     """
 
     slot: str
@@ -338,6 +374,7 @@ class Entry:
     payload: bytes
     ordinal: int = 0
     missed: int = 0
+    stream: Stream = FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +428,9 @@ class MetricWriter(Protocol):
 
 
 __all__ = [
+    "FIRST",
     "OFF_POLICY",
+    "OVER",
     "Algorithm",
     "AlgorithmPlugin",
     "Batch",
@@ -407,7 +446,9 @@ __all__ = [
     "Policy",
     "RenderedEnv",
     "SequenceBatch",
+    "Slots",
     "StepResult",
+    "Stream",
     "Vanished",
     "VectorEnv",
     "Weights",

@@ -14,33 +14,40 @@ _MOST_SLOTS = 20
 
 @click.command()
 @click.argument("run")
-@click.option("--reader", default="learner", show_default=True, help="Whose ledger.")
+@click.option("--reader", help="Whose ledger; default: the learner's and all other readers'.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def ledger(run: str, reader: str, as_json: bool) -> int:
+def ledger(run: str, reader: str | None, as_json: bool) -> int:
     """Balance the ledger of RUN (a name, or a run folder): acknowledged = inserted + in stream + rejected + gap.
 
     Works while the run goes on, and from its folder after it ended or was killed. Exit status 0 if everything is
-    accounted for, 1 if not.
+    accounted for, 1 if not. Each reader has its own: of a required one nothing may be missing, of an optional one it is
+    told what it missed.
     """
     from clawq.errors import UserError
-    from clawq.programs.audit import audit
+    from clawq.programs.audit import audit, others
     from clawq.programs.whereabouts import find_run
+    from clawq.transport.keys import LEARNER
 
     where = find_run(run)
-    found = audit(where.data, where.keys, where.folder, reader)
+    found = audit(where.data, where.keys, where.folder, reader or LEARNER)
     if found is None:
-        raise UserError(f"run {where.run_id} has no ledger of {reader!r}: nothing published, no checkpoint")
+        raise UserError(f"run {where.run_id} has no ledger of {reader or LEARNER!r}: nothing published, no checkpoint")
+    more = others(where.data, where.keys, where.folder) if reader is None else []
     if as_json:
-        click.echo(json.dumps({"run": where.run_id, **found.to_json()}, indent=2))
+        facts = found.to_json() | ({"readers": [one.to_json() for one in more]} if reader is None else {})
+        click.echo(json.dumps({"run": where.run_id, **facts}, indent=2))
     else:
-        for line in lines(where.run_id, found):
-            click.echo(line)
-    return 1 if found.problems() else 0
+        for one in (found, *more):
+            for line in [*([] if one is found else [""]), *lines(where.run_id, one)]:
+                click.echo(line)
+    return 1 if any(one.problems() for one in (found, *more)) else 0
 
 
 def lines(run_id: str, found: "Balance") -> list[str]:
     """The balance as text."""
     sums = found.sums
+    if not sums and not found.rows:
+        return [f"{run_id}, reader {found.reader}, {found.source}"]
     told = [f"{run_id}, reader {found.reader}, {found.source}", "fragments"]
     told += _column([("acknowledged", found.acknowledged)])
     parts: list[tuple[str, int]] = [("inserted", sums.get("committed", 0))]
@@ -71,15 +78,18 @@ def _steps(sums: Any) -> list[str]:
 
 
 def _slots(found: "Balance") -> list[str]:
-    shown = found.wrong or found.rows[:_MOST_SLOTS]
+    from clawq.programs.balance import GONE
+
+    shown = found.wrong or (*found.rows[:_MOST_SLOTS], *(row for row in found.rows[_MOST_SLOTS:] if row.slot == GONE))
     if not shown:
         return []
-    width = max(len(row.slot) for row in shown)
+    names = {row.slot: "(swept away)" if row.slot == GONE else row.slot for row in shown}
+    width = max(map(len, names.values()))
     told = [f"{'slot':{width}}  acknowledged  settled  in stream  gap  difference"]
     for row in shown:
         acknowledged = "?" if row.acknowledged is None else str(row.acknowledged)
         told.append(
-            f"{row.slot:{width}}  {acknowledged:>12}  {row.settled:>7}  {row.in_stream:>9}  {row.gap:>3}  "
+            f"{names[row.slot]:{width}}  {acknowledged:>12}  {row.settled:>7}  {row.in_stream:>9}  {row.gap:>3}  "
             f"{row.difference:>10}"
         )
     if not found.wrong and len(found.rows) > len(shown):

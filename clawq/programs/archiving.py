@@ -12,10 +12,13 @@ from clawq.programs.run import Run
 from clawq.transport.archive import Archive
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.archiver import Archiver
+from clawq.transport.books import Books
 from clawq.transport.keys import ARCHIVE, RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
+from clawq.transport.stream import parse_id
+from clawq.transport.tally import Tally
 
 
 def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver | None:
@@ -49,8 +52,30 @@ def open_archiver(run: Run, data: Any, say: Callable[[str], None]) -> Archiver |
     for loss in writer.losses:
         say(f"archive: {loss}")
     required = wanted.on_full == "block"
-    reader = StreamReader(data, RunKeys(run.tag), ARCHIVE, writer.cursors(), required=required)
-    return Archiver(reader, writer, wanted.on_full)
+    keys = RunKeys(run.tag)
+    reader = StreamReader(data, keys, ARCHIVE, writer.cursors(), required=required)
+    books = Books(data, keys, ARCHIVE)
+    return Archiver(reader, writer, wanted.on_full, (open_tally(books, writer, run), books))
+
+
+def open_tally(books: Books, writer: ArchiveWriter, run: Run) -> Tally:
+    """What the archive did so far with what the streams hold: as it was published, and as its records tell.
+
+    A process that was killed had written more than it had published, if anything.
+    """
+    published, cursors = books.read(), writer.cursors()
+    positions = published[0] if published else {}
+    if any(parse_id(one.at) > parse_id(cursors.get(slot, "0-0")) for slot, one in positions.items()):
+        # It is another archive by now: it begins anew.
+        published, positions = None, {}
+    tally, archive = Tally(published), Archive(run.archive, run.tag)
+    for slot, stream in books.streams().items():
+        known = positions.get(slot)
+        at = parse_id(known.at) if known and known.born == stream.born else (stream.born, 0)
+        if published and slot in cursors and parse_id(cursors[slot]) > at:
+            found = archive.records(slot, after=at)
+            tally.caught_up(slot, stream, (f"{one.record.epoch}-{one.record.seq}" for one in found))
+    return tally
 
 
 def open_log(run: Run, data: Any | None) -> RunLog:

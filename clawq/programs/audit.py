@@ -10,20 +10,21 @@ No torch is loaded unless a checkpoint has to be read. Nothing is written, but f
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clawq.errors import CheckpointInvalid, TransportError, UserError
 from clawq.json_text import parse_json
-from clawq.programs.balance import Balance, balance
+from clawq.programs.balance import GONE, Balance, balance, split
 from clawq.programs.run import write_json
 from clawq.replay.consumer import Consumer
-from clawq.replay.ledger import Counts, Ledger, Place
-from clawq.transport.books import Books, Position
+from clawq.replay.ledger import Ledger
+from clawq.transport.books import Books, Position, View, positions_of
 from clawq.transport.claims import holder_of
 from clawq.transport.control import Board
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.registry import Readers
 from clawq.transport.stream import parse_id
 from clawq.transport.trimming import trimmed_upto
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 LEDGER_FILE = "ledger.json"
 #: Why entries are missing that a reader, which is behind, will be told of as trimmed when it reads on.
 NOT_TOLD = "trimmed, not told yet"
+#: In place of a balance, of a reader that anybody may write.
+UNPUBLISHED = "which publishes no ledger"
 #: A learner at work may be in the midst of beginning anew with another server: for so long differences are looked at
 #: again, every so often, seconds.
 SETTLING_S, LOOK_S = 8.0, 0.25
@@ -40,13 +43,8 @@ SETTLING_S, LOOK_S = 8.0, 0.25
 
 def published(consumer: Consumer) -> tuple[dict[str, Position], dict[str, Any]]:
     """(positions, sums) of a consumer, as they are published."""
-    return _sides(*consumer.books)
-
-
-def _sides(counts: Counts, places: Mapping[str, Place]) -> tuple[dict[str, Position], dict[str, Any]]:
-    positions = {slot: Position(*place.settled, place.gap) for slot, place in places.items()}
-    before = sum(place.entries - place.settled[0] for place in places.values())
-    return positions, {**asdict(counts), "before": before}
+    sums, places = consumer.books
+    return positions_of(places), sums
 
 
 def audit_live(data: Any, keys: RunKeys, reader: str = LEARNER, settling_s: float = SETTLING_S) -> Balance:
@@ -61,18 +59,24 @@ def audit_live(data: Any, keys: RunKeys, reader: str = LEARNER, settling_s: floa
     books, deadline = Books(data, keys, reader), time.monotonic() + settling_s
     while True:
         positions, sums = books.read() or ({}, {})
-        if sums:
+        view = books.look(positions)
+        if sums and reader == LEARNER:
             sums["lost_unacked"] = Board(data, keys).read().get("lost_unacked", 0.0)
-            if reader != LEARNER:
-                positions, sums = with_untold(positions, sums, trimmed_upto(data, keys))
-        found = balance(reader, "as it is now", positions, books.look(positions), sums)
+        elif sums:
+            optional = any(one.name == reader and not one.required for one in Readers(data, keys).list())
+            positions, sums = with_untold(positions, sums, trimmed_upto(data, keys), view, optional)
+        found = balance(reader, "as it is now", positions, view, sums)
         if not found.problems() or time.monotonic() >= deadline:
             return found
         time.sleep(LOOK_S)
 
 
 def with_untold(
-    positions: Mapping[str, Position], sums: Mapping[str, Any], trimmed: Mapping[str, tuple[str, int]]
+    positions: Mapping[str, Position],
+    sums: Mapping[str, Any],
+    trimmed: Mapping[str, tuple[str, int]],
+    view: View,
+    optional: bool,
 ) -> tuple[dict[str, Position], dict[str, Any]]:
     """Positions and sums with what was trimmed before the reader came to it, and what it has not been told of yet.
 
@@ -82,18 +86,23 @@ def with_untold(
         positions: as the reader published them.
         sums: the same.
         trimmed: slot -> id and ordinal of the last entry trimmed.
+        view: what Redis says.
+        optional: whatever else is missing of streams that are gone went away unread, too.
     """
-    found, untold = dict(positions), 0
-    for slot, (at, ordinal) in trimmed.items():
-        place = found.get(slot, Position())
-        behind = ordinal - place.settled - place.gap
+    here, (settled, gap) = split(positions, view, sums)
+    found, untold = dict(here), 0
+    for slot, place in here.items():
+        at, ordinal = trimmed.get(slot, ("0-0", 0))
+        stream = view.streams[slot].stream
+        behind = ordinal - stream.before - place.settled - place.gap
         if behind > 0 and parse_id(at) > parse_id(place.at):
-            found[slot] = replace(place, gap=place.gap + behind)
+            found[slot] = replace(place, gap=place.gap + behind, born=stream.born)
             untold += behind
-    if not untold:
-        return found, dict(sums)
-    gaps = dict(sums.get("gaps", {}))
-    return found, {**sums, "gaps": {**gaps, NOT_TOLD: untold}}
+    missing = max(0, (view.swept or 0) - settled - gap) if optional else 0
+    if not untold and not missing:
+        return dict(positions), dict(sums)
+    gaps = {**sums.get("gaps", {}), NOT_TOLD: untold + missing}
+    return found, {**sums, "gaps": gaps, "gone": [settled, gap + missing]}
 
 
 def audit_checkpoint(data: Any, keys: RunKeys, folder: Path) -> Balance | None:
@@ -113,21 +122,47 @@ def audit_checkpoint(data: Any, keys: RunKeys, folder: Path) -> Balance | None:
         ledger = Ledger(checkpoint.state["consumer"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointInvalid(f"{checkpoint.path} holds no ledger that can be read: {error}") from error
-    positions, sums = _sides(ledger.counts, ledger.places)
-    seen = Books(data, keys).look(positions) if data is not None else {}
+    positions, sums = positions_of(ledger.places), ledger.sums
+    seen = Books(data, keys).look(positions) if data is not None else None
     where = "" if data is not None else "; its streams are gone"
     return balance(LEARNER, f"as of the checkpoint {checkpoint.path.name}{where}", positions, seen, sums)
 
 
 def read_ledger(folder: Path) -> Balance | None:
     """What the learner wrote at its end; None if it did not come to that."""
+    return _read_file(folder)[0]
+
+
+def _read_file(folder: Path) -> tuple[Balance | None, list[Balance]]:
+    """(the learner's balance, those of other readers), as the learner wrote them at its end."""
     file = folder / LEDGER_FILE
     try:
-        return Balance.from_json(parse_json(file.read_text()))
+        raw = parse_json(file.read_text())
+        return Balance.from_json(raw), [Balance.from_json(one) for one in raw.get("readers", [])]
     except FileNotFoundError:
-        return None
+        return None, []
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
+
+
+def others(data: Any, keys: RunKeys, folder: Path | None, settling_s: float = SETTLING_S) -> list[Balance]:
+    """The balances of all readers beside the run's learner: now, or as they were when the learner ended.
+
+    Args:
+        data: client of the data server, None if there is none.
+        keys: of the run.
+        folder: the run folder, None if it is on another machine.
+        settling_s: for how long a difference is looked at again, where somebody is at work.
+    """
+    if data is not None and data.exists(keys.slots, keys.swept):
+        names = [one.name for one in Readers(data, keys).list() if one.name != LEARNER]
+        return [
+            Balance(name, UNPUBLISHED)
+            if Books(data, keys, name).read() is None
+            else audit_live(data, keys, name, settling_s)
+            for name in names
+        ]
+    return [] if folder is None else _read_file(folder)[1]
 
 
 def audit(data: Any, keys: RunKeys, folder: Path | None, reader: str = LEARNER) -> Balance | None:
@@ -150,6 +185,8 @@ def audit(data: Any, keys: RunKeys, folder: Path | None, reader: str = LEARNER) 
         return audit_live(data, keys, reader, settling_s=0.0)
     if folder is None:
         return None
+    if reader != LEARNER:
+        return next((one for one in others(data, keys, folder) if one.reader == reader), None)
     return read_ledger(folder) or audit_checkpoint(None, keys, folder)
 
 
@@ -161,19 +198,34 @@ def keep(
     sums["lost_unacked"] = lost_unacked
     ended = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
-        seen = Books(data, keys).look(positions)
+        seen: View | None = Books(data, keys).look(positions)
     except TransportError as error:
         log.warning("the last balance of the ledger is without Redis: %s", error)
-        seen = {}
+        seen = None
     found = balance(reader, f"when the learner ended, {ended}", positions, seen, sums)
     for problem in found.problems():
         log.warning("ledger: %s", problem)
     try:
-        write_json(folder / LEDGER_FILE, found.to_json())
+        write_json(folder / LEDGER_FILE, found.to_json() | {"readers": _others_at_end(data, keys, reader)})
     except OSError as error:
         log.warning("%s was not written: %s", folder / LEDGER_FILE, error)
         return None
     return found
+
+
+def _others_at_end(data: Any, keys: RunKeys, reader: str) -> list[dict[str, Any]]:
+    """Of the other readers of the run's own streams: these are deleted when it is finished."""
+    if reader != LEARNER:
+        return []
+    try:
+        found = others(data, keys, None, settling_s=0.0)
+    except TransportError as error:
+        log.warning("the balances of other readers were not kept: %s", error)
+        return []
+    for one in found:
+        for problem in one.problems():
+            log.warning("ledger of reader %s: %s", one.reader, problem)
+    return [one.to_json() for one in found]
 
 
 def unread_at_end(folder: Path, state: Mapping[str, Any]) -> dict[str, int]:
@@ -186,4 +238,4 @@ def unread_at_end(folder: Path, state: Mapping[str, Any]) -> dict[str, int]:
     # Written at another moment than the checkpoint it would be about other fragments.
     if kept is None or kept.sums.get("entries") != Ledger(state).counts.entries:
         return {}
-    return {row.slot: row.in_stream for row in kept.rows}
+    return {row.slot: row.in_stream for row in kept.rows if row.slot != GONE}

@@ -5,15 +5,19 @@
     produced     = inserted + dropped(reason) + refused + missed + unaccounted     in env steps, by the actors' headers
 
 The left side of the first line is Redis' own count, the right side is what the reader knows and where it stands;
-neither is derived from the other. Entries that were read but are not settled (staged, or waiting for the rate limiter)
-are still in the stream. What servers that are gone had acknowledged only the reader can tell: it is shown as it is.
+neither is derived from the other. Streams that were swept away are one row, GONE, on both sides. Entries that were read
+but are not settled (staged, or waiting for the rate limiter) are still in the stream. What servers that are gone had
+acknowledged only the reader can tell: it is shown as it is.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawq.transport.books import Position, Sighting
+from clawq.transport.books import Position, View
+
+#: In place of a slot's name: all streams that were swept away.
+GONE = "@gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def balance(
     reader: str,
     source: str,
     positions: Mapping[str, Position],
-    sightings: Mapping[str, Sighting],
+    view: View | None,
     sums: Mapping[str, Any],
 ) -> Balance:
     """Put both sides together, slot by slot.
@@ -125,29 +129,50 @@ def balance(
         reader: name.
         source: for people.
         positions: where the reader stands.
-        sightings: what Redis says of each slot, seen from those positions.
+        view: what Redis says of each stream, seen from those positions; None if it was not asked.
         sums: see Balance.
     """
-    rows = []
-    for slot, seen in sightings.items():
-        place = positions.get(slot, Position())
-        rows.append(Row(slot, seen.acknowledged, place.settled, seen.after, place.gap))
+    if view is None:
+        return Balance(reader, source, (), dict(sums))
+    here, (settled, gap) = split(positions, view, sums)
+    rows = [
+        Row(slot, seen.acknowledged, here[slot].settled, seen.after, here[slot].gap)
+        for slot, seen in view.streams.items()
+    ]
+    if settled or gap or view.swept:
+        rows.append(Row(GONE, view.swept, settled, 0, gap))
     return Balance(reader, source, tuple(rows), dict(sums))
+
+
+def split(
+    positions: Mapping[str, Position], view: View, sums: Mapping[str, Any]
+) -> tuple[dict[str, Position], tuple[int, int]]:
+    """(slot -> position in the stream that is there; entries settled, and gone away unread, of all that are gone)."""
+    here = {
+        slot: position
+        for slot, seen in view.streams.items()
+        if (position := positions.get(slot, Position())).born == seen.stream.born
+    }
+    settled, gap = sums.get("gone", (0, 0))
+    over = [position for slot, position in positions.items() if slot not in here]
+    total = settled + sum(one.settled for one in over), gap + sum(one.gap for one in over)
+    return {slot: here.get(slot, Position()) for slot in view.streams}, total
 
 
 def _explain(row: Row) -> str:
     k = abs(row.difference)
+    where = "slots that are gone" if row.slot == GONE else f"slot {row.slot}"
     if row.difference > 0:
         meaning = (
             "entries left the stream before the reader had them (XTRIM, XDEL or MAXLEN by somebody else, or a stream "
             "deleted), or the reader passed over them"
         )
-        return f"slot {row.slot}: {k} acknowledged fragments are accounted for nowhere: {meaning}"
+        return f"{where}: {k} acknowledged fragments are accounted for nowhere: {meaning}"
     meaning = (
         "the stream was deleted and begun anew, or the server lost the tail of it, without the reader noticing; or "
         "entries were counted twice"
     )
-    return f"slot {row.slot}: {k} fragments more are accounted for than Redis ever acknowledged: {meaning}"
+    return f"{where}: {k} fragments more are accounted for than Redis ever acknowledged: {meaning}"
 
 
 def _sums_problems(sums: Mapping[str, Any]) -> list[str]:

@@ -17,21 +17,19 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from clawq.config import RunConfig
 from clawq.errors import ClaimHeld, UserError
+from clawq.programs.source_end import How, SourceEnd
 from clawq.specs import EnvSpec
 from clawq.transport.client import connect
-from clawq.transport.control import ControlRecord, RunRegistry
+from clawq.transport.control import RunRegistry
 from clawq.transport.keys import LEARNER, NAME_PATTERN, RunKeys
 from clawq.transport.presence import PRESENCE_TTL_S
 from clawq.transport.readers import StreamReader
 
 log = logging.getLogger(__name__)
-
-#: The source counts as read to its end when nothing came for so long after it had ended, seconds.
-DRAINED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +121,15 @@ class Following:
 
     def __init__(self, reader: StreamReader, source: Source, data: Any, broker: Any) -> None:
         self._reader, self._source = reader, source
-        self._control, self._registry = ControlRecord(data, source.keys), RunRegistry(broker)
+        self._end = SourceEnd(data, broker, source.run_id, source.tag)
         self._told: dict[str, str] = {}
-        self._quiet_s: float | None = None
-        self._finishing = False
         #: A checkpoint would let the source go on.
         self.pressed = False
-        #: How the source ended, once nothing is left to read.
-        self.source_ended: Literal["finished", "stopped"] | None = None
+
+    @property
+    def source_ended(self) -> How | None:
+        """How the source ended, once nothing is left to read."""
+        return self._end.how
 
     def window(self, wanted_bytes: int) -> int:
         """What is wanted: it paces nobody."""
@@ -149,23 +148,7 @@ class Following:
     def look(self, window_bytes: int) -> dict[str, float]:
         """Figures by metric name; afterwards `source_ended` is up to date."""
         unread = sum(self._reader.unread_entries().values())
-        ended = self._how_it_ended()
+        self._end.look(unread)
         # A source that is being finished waits for what its required readers have not checkpointed.
-        self.pressed = self._finishing and self._reader.cursors() != self._told
-        now_s = time.monotonic()
-        if ended is None or unread:
-            self._quiet_s = None
-        elif self._quiet_s is None:
-            self._quiet_s = now_s
-        elif now_s - self._quiet_s >= DRAINED_S:
-            self.source_ended = ended
+        self.pressed = self._end.finishing and self._reader.cursors() != self._told
         return {"unread_fragments": float(unread)}
-
-    def _how_it_ended(self) -> Literal["finished", "stopped"] | None:
-        control, record = self._control.read(), self._registry.get(self._source.run_id)
-        self._finishing = control is not None and control.stop
-        if record is not None and record.tag == self._source.tag:
-            return None
-        # What a finished run leaves is deleted, but for a record that says stop in epoch 0.
-        finished = control is None or (control.stop and control.config_epoch == 0)
-        return "finished" if finished else "stopped" if control is not None and control.stop else None

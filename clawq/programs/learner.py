@@ -114,10 +114,18 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
     set_up_torch(cores.learner_threads)
     say(f"learner: device {device}; {cores.text}")
     session.state = "failed"
+    trainers: list[Trainer] = []
+
+    def keep_all_books() -> None:
+        for one in trainers:
+            keep_books(session, one)
+
     with ExitStack() as stack:
+        # When everything has stopped: nothing is settled any more, by any reader of this process.
+        stack.callback(keep_all_books)
         archiver = open_archiver(session.run, session.data, say)
         if archiver is not None:
-            # The last to end: what the streams hold by then is archived.
+            # Behind all others: what the streams hold by then is archived.
             stack.callback(archiver.close, END_S)
         trainer, writers = build(session, device, resume, say, archiver)
         if resume:
@@ -125,8 +133,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
             with writing(session.run.folder):
                 session.run.save_config()
                 session.run.save()
-        # When everything has stopped: nothing is settled any more.
-        stack.callback(keep_books, session, trainer)
+        trainers.append(trainer)
         stack.callback(writers.close)
         stack.callback(trainer.close)
         stack.callback(trainer.parts.link.release_reader)
@@ -209,6 +216,7 @@ def build(
     admit = partial(check_memory, session, device, say)
     parts = make_parts(run, device, outside, state["consumer"] if state else None, admit)
     reader.tell_server(parts.consumer.on_server)
+    reader.tell_slots(parts.consumer.on_slots)
     link.books = partial(published, parts.consumer)
     writers = open_writers(config.metrics, run.folder)
     facts = session_facts(run, device)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clawq.core import Entry, FragmentSource, Vanished
+from clawq.core import Entry, FragmentSource, Slots, Vanished
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
-from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed, Place
+from clawq.places import Place
+from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed
 from clawq.replay.staging import Staged, Staging
 from clawq.replay.staleness import StalenessRule
 from clawq.replay.validation import Examiner, Fault
@@ -61,7 +62,8 @@ class Consumer:
         self._learner_version = learner_version
         self._staging = Staging(staged_bytes, state)
         #: What the thread has seen; runs ahead of the ledger's marks by what is staged or taken.
-        self._seen, self._lives = Marks(self._staging.marks), Lives(self._staging.produced)
+        self._seen = Marks(self._staging.marks, self._staging.horizon)
+        self._lives = Lives(self._staging.produced, self._staging.horizon)
         #: Ids to be mirrored in Redis; those of a checkpoint first, since the mirror may have been lost.
         self._handled = self._staging.cursors
         self._notices = KeptNotices(self._staging.notices)
@@ -117,13 +119,21 @@ class Consumer:
         self._staging.hold(most_bytes)
 
     @property
-    def books(self) -> tuple[Counts, dict[str, Place]]:
-        """Counts, and of each slot where reading stands in its stream, of one moment."""
+    def books(self) -> tuple[dict[str, Any], dict[str, Place]]:
+        """Sums, and of each slot where reading stands in its stream, of one moment."""
         return self._staging.books
 
     def on_server(self, server: str, found: Mapping[str, Vanished]) -> None:
         """The source tells, in this consumer's thread, which server (run id) it reads, and what its streams are."""
         self._staging.on_server(server, found)
+
+    def on_slots(self, slots: Slots) -> None:
+        """The source tells, in this consumer's thread, which streams there are: what is gone for long is forgotten."""
+        forgotten = self._staging.look(slots)
+        self._seen.forget(forgotten)
+        self._lives.forget(forgotten)
+        self._notices.forget(forgotten)
+        self._lives.horizon = self._seen.horizon
 
     @property
     def staged(self) -> tuple[int, int]:
@@ -195,7 +205,7 @@ class Consumer:
             if isinstance(found, Fault):
                 self._staging.drop(entry, found.reason, found.meta)
             elif not self._lives.is_new(slot, found.meta):
-                self._staging.drop(entry, "repeated")
+                self._staging.drop(entry, "repeated", found.meta)
             elif self._staging.wait_for_room(len(entry.payload), self._when_full):
                 self._state = "reading"
                 inherited = self._notices.take(found.meta)

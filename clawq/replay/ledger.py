@@ -15,20 +15,28 @@ settled here nor dropped by the actor is `unaccounted` (lost in a stream that we
 What an optional reader came too late for is a gap with the reason `trimmed`: in fragments exactly, slot by slot (the
 entries' ordinals tell), in env steps as far as a later header of the same actor does.
 
-Places: of each slot how many entries of its present stream are settled, and the id up to which they are. Redis counts
-what it ever acknowledged in a stream, so that
+Places (`clawq.places`): of each slot how many entries of its present stream are settled, and the id up to which they
+are, and one total of all streams that are gone. Redis counts what it ever acknowledged in a stream, so that
 
     acknowledged = settled + after the place (still in the stream) + gap
 
-holds exactly for every slot, at any moment and for any reader (`clawq.replay.balance`). A server that came back empty
-begins anew; what it had acknowledged and nobody had read is a gap.
+holds exactly for every stream, at any moment and for any reader (`clawq.programs.balance`). A server that came back
+empty begins anew; what it had acknowledged and nobody had read is a gap.
+
+Slots that are gone for long are forgotten (`look`), all but the newest KEPT_GONE, so nothing here grows with the slots
+that ever were. What is forgotten is replaced by its *horizon*, the largest epoch that was forgotten: an epoch at or
+below it that is not known is one of those, and its entries are repetitions. (Epochs are times of the server, and a
+slot is forgotten only when no entry can be on its way whose epoch is below its own and not known yet.) An actor whose
+life is at or below the horizon and not known, and that goes on in a new epoch, may send again the one fragment of which
+it did not know whether it had arrived: its first is taken for that repetition, and the next ones are new.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clawq.core import Vanished
+from clawq.core import FIRST, Slots, Stream, Vanished
+from clawq.places import Place, Places
 from clawq.replay.voiding import KeptNotices
 from clawq.types import FragmentMeta
 
@@ -39,8 +47,8 @@ KEPT_EPOCHS = 16
 TRIMMED = "trimmed"
 #: The same, of entries that were trimmed before this reader began.
 BEFORE = "before_it_began"
-#: The id before all others.
-START = "0-0"
+#: Slots that are gone and of which everything is remembered: more than Redis remembers (`transport.trimming`).
+KEPT_GONE = 2048
 #: Why acknowledged entries were never read: the server came back without them.
 SERVER_LOST = "server_lost"
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
@@ -50,16 +58,23 @@ STALE = "stale"
 
 
 class Marks:
-    """High-water marks: which (slot, epoch, seq) were seen already."""
+    """High-water marks: which (slot, epoch, seq) were seen already.
 
-    def __init__(self, state: Mapping[str, Mapping[int, int]] | None = None) -> None:
+    Attributes:
+        horizon: the largest epoch that was forgotten.
+    """
+
+    def __init__(self, state: Mapping[str, Mapping[int, int]] | None = None, horizon: int = 0) -> None:
         self._seq = {slot: dict(epochs) for slot, epochs in (state or {}).items()}
+        self.horizon = horizon
 
     def is_new(self, slot: str, epoch: int, seq: int) -> bool:
         """True unless this entry, or a later one of its epoch, was seen."""
         epochs = self._seq.get(slot, {})
         if epoch in epochs:
             return seq > epochs[epoch]
+        if epoch <= self.horizon:
+            return False
         return len(epochs) < KEPT_EPOCHS or epoch > min(epochs)
 
     def last(self, slot: str, epoch: int) -> int:
@@ -75,20 +90,54 @@ class Marks:
             del epochs[old]
         return forgotten
 
+    def forgettable(self, slots: Slots, busy: Container[str]) -> list[str]:
+        """Slots that may be forgotten, so that KEPT_GONE are left of those that are gone; the oldest first.
+
+        Args:
+            slots: those that are there.
+            busy: slots with entries whose fate is not known yet.
+        """
+        gone = [slot for slot in self._seq if slot not in slots.epochs and slot not in busy]
+        if len(gone) <= KEPT_GONE:
+            return []
+        # Of a writer of which nothing was seen yet, what comes is above what was seen of its slot, or all is to come.
+        unheard = [slot for slot, epoch in slots.epochs.items() if epoch not in self._seq.get(slot, {})]
+        limits = [max(self._seq[slot]) if slot in self._seq else slots.born[slot] - 1 for slot in unheard]
+        oldest = sorted((max(self._seq[slot]), slot) for slot in gone)[: len(gone) - KEPT_GONE]
+        return [slot for newest, slot in oldest if all(newest <= limit for limit in limits)]
+
+    def forget(self, slots: Iterable[str]) -> None:
+        """Forget these; the horizon moves behind them."""
+        for slot in slots:
+            self.horizon = max(self.horizon, *self._seq.pop(slot, {0: 0}))
+
     def state(self) -> dict[str, dict[int, int]]:
         """Of each slot and epoch the highest seq; a copy."""
         return {slot: dict(epochs) for slot, epochs in self._seq.items()}
 
 
 class Lives:
-    """What each actor had told when its newest fragment was seen; `produced` of an actor's fragments only grows."""
+    """What each actor had told when its newest fragment was seen; `produced` of an actor's fragments only grows.
 
-    def __init__(self, produced: Mapping[str, Mapping[int, int]] | None = None) -> None:
+    Attributes:
+        horizon: see the module's text.
+    """
+
+    def __init__(self, produced: Mapping[str, Mapping[int, int]] | None = None, horizon: int = 0) -> None:
         self._produced = {slot: dict(lives) for slot, lives in (produced or {}).items()}
+        self.horizon = horizon
 
     def is_new(self, slot: str, meta: FragmentMeta) -> bool:
         """True unless this fragment, or a later one of its actor, was seen."""
-        return meta.produced > self._produced.get(slot, {}).get(life_of(meta), 0)
+        known = self._produced.get(slot, {}).get(life_of(meta))
+        if known is None:
+            return meta.produced > 0 and life_of(meta) > self.horizon
+        return meta.produced > known
+
+    def forget(self, slots: Iterable[str]) -> None:
+        """Forget these."""
+        for slot in slots:
+            self._produced.pop(slot, None)
 
     def advance(self, slot: str, meta: FragmentMeta) -> None:
         """Note a fragment."""
@@ -161,29 +210,6 @@ class Missed:
     owed: bool = False
 
 
-@dataclass(slots=True)
-class Place:
-    """Where a reader stands in a slot's stream.
-
-    Attributes:
-        entries: settled of the slot, over all its streams.
-        before: of these, in streams that went away with their server.
-        at: id of the last one settled, `0-0` = none of the present stream.
-        gap: entries of the present stream that went away unread, and are counted in `Counts.gaps`.
-    """
-
-    entries: int = 0
-    before: int = 0
-    at: str = START
-    gap: int = 0
-
-    @property
-    def settled(self) -> tuple[int, str]:
-        """(entries of the present stream that are settled, id up to which they are)."""
-        here = self.entries - self.before
-        return (here, self.at) if here > 0 else (0, START)
-
-
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What became of one entry.
@@ -197,6 +223,7 @@ class Settled:
         ordinal: of the entry, 0 if it is not known.
         missed: how many went away, else 0.
         heeded: its notices of void rows were heeded, with those that it handed on.
+        stream: in which of the slot's streams it is.
     """
 
     epoch: int
@@ -206,6 +233,7 @@ class Settled:
     ordinal: int = 0
     missed: int = 0
     heeded: bool = False
+    stream: Stream = FIRST
 
 
 class Ledger:
@@ -217,7 +245,7 @@ class Ledger:
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
-        self.marks = Marks(state.get("marks"))
+        self.marks = Marks(state.get("marks"), state.get("horizon", 0))
         self.cursors: dict[str, str] = dict(state.get("cursors", {}))
         self.notices = KeptNotices(state.get("notices", ()))
         self.counts = Counts(**state.get("counts", {})).copy()
@@ -225,7 +253,7 @@ class Ledger:
         self.ordinals: dict[str, int] = dict(state.get("ordinals", {}))
         self.missed = {slot: Missed(*missed) for slot, missed in state.get("missed", {}).items()}
         self._server: str = state.get("server", "")
-        self._places = {slot: Place(*place) for slot, place in state.get("places", {}).items()}
+        self._places = Places(state.get("places"), state.get("gone", ()))
         #: Slot -> life of an actor -> the newest header's cumulative `produced` and `dropped`.
         self._told: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
         for slot, life, produced, dropped in state.get("told", []):
@@ -233,12 +261,13 @@ class Ledger:
 
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
-        counts, place = self.counts, self._places.setdefault(slot, Place())
-        if settled.ordinal and not place.entries and slot not in self.ordinals:
+        counts, stream = self.counts, settled.stream
+        if settled.ordinal and slot not in self.ordinals and not self._places.begun(slot, stream):
             # What was trimmed before this reader began is nothing that it missed, but Redis has counted it.
-            before = settled.ordinal - (settled.missed or 1)
-            place.gap += before
+            upto = settled.ordinal - (settled.missed or 1)
+            before = max(0, upto - stream.before)
             if before:
+                self._places.miss(slot, stream, upto, before)
                 _add(counts.gaps, BEFORE, before)
                 self.missed.setdefault(slot, Missed()).owed = True
                 # Nor are the seq numbers before it missing.
@@ -246,12 +275,11 @@ class Ledger:
         if settled.ordinal:
             self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
         if settled.missed:
-            place.gap += settled.missed
+            self._places.miss(slot, stream, settled.ordinal, settled.missed)
             self._miss(slot, settled)
             return
         counts.entries += 1
-        place.entries += 1
-        place.at = f"{settled.epoch}-{settled.seq}"
+        self._places.settle(slot, f"{settled.epoch}-{settled.seq}", stream)
         if settled.outcome == "duplicate":
             counts.duplicates += 1
             return
@@ -260,6 +288,10 @@ class Ledger:
         self.cursors[slot] = f"{settled.epoch}-{settled.seq}"
         if settled.outcome == "repeated":
             counts.duplicates += 1
+            if settled.meta is not None:
+                # Of an actor that was forgotten: what it makes from now on is counted.
+                told = settled.meta.produced, dict(settled.meta.dropped)
+                self._told.setdefault(slot, {}).setdefault(life_of(settled.meta), told)
             return
         steps = settled.meta.steps * settled.meta.envs if settled.meta else 0
         if settled.outcome == "committed":
@@ -317,25 +349,48 @@ class Ledger:
         return before not in ("", server)
 
     def vanished(self, slot: str, found: Vanished, unsettled: int) -> None:
-        """Begin anew with a slot's stream.
-
-        Args:
-            slot: of the stream.
-            found: see Vanished.
-            unsettled: entries that were read, of either stream, and are not settled yet.
-        """
-        place = self._places.setdefault(slot, Place())
-        place.before = place.entries + unsettled - found.read
-        place.gap = 0
-        if not unsettled:
-            place.at = found.cursor
+        """Begin anew with a slot's stream; see Places.vanished."""
+        self._places.vanished(slot, found, unsettled)
         if found.lost:
             _add(self.counts.gaps, SERVER_LOST, found.lost)
 
+    def moved(self) -> None:
+        """The server is another one, and all its slots were told of."""
+        self._places.moved()
+
+    def look(self, slots: Slots, busy: Container[str]) -> list[str]:
+        """Fold and forget what is gone; returns the slots that were forgotten.
+
+        Args:
+            slots: those that are there.
+            busy: slots with entries that were read and are not settled yet.
+        """
+        self._places.look(slots.epochs, slots.swept, busy)
+        before = self._places.begin(slots.swept) if slots.first else 0
+        if before:
+            _add(self.counts.gaps, BEFORE, before)
+        # No stream is there to be read on from, or to be trimmed.
+        for slot in [slot for slot in self.cursors if slot not in slots.epochs and slot not in busy]:
+            del self.cursors[slot]
+        forgotten = self.marks.forgettable(slots, busy)
+        self.marks.forget(forgotten)
+        self.notices.forget(forgotten)
+        for known in (self.ordinals, self.missed, self._told):
+            for slot in forgotten:
+                known.pop(slot, None)
+        return forgotten
+
     @property
     def places(self) -> dict[str, Place]:
-        """Of each slot where its reader stands; copies."""
-        return {slot: replace(place) for slot, place in self._places.items()}
+        """Of each slot where its reader stands in the stream that is there; copies."""
+        return self._places.all()
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """The counts, and those of streams that are gone, as plain values; a copy."""
+        gone = self._places.gone
+        total = {"gone": [gone.entries, gone.gap], "before": self._places.before}
+        return {**asdict(self.counts), **total}
 
     @property
     def produced(self) -> dict[str, dict[int, int]]:
@@ -345,15 +400,18 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as dicts, lists, strings and integers; a copy."""
         counts = self.counts.copy()
+        places, gone = self._places.state()
         return {
             "marks": self.marks.state(),
+            "horizon": self.marks.horizon,
             "cursors": dict(self.cursors),
             "notices": self.notices.state(),
             "counts": {name: getattr(counts, name) for name in Counts.__dataclass_fields__},
             "ordinals": dict(self.ordinals),
             "missed": {slot: [one.fragments, one.steps, one.owed] for slot, one in self.missed.items()},
             "server": self._server,
-            "places": {slot: [one.entries, one.before, one.at, one.gap] for slot, one in self._places.items()},
+            "places": places,
+            "gone": gone,
             "told": [[slot, life, n, dict(d)] for slot, lives in self._told.items() for life, (n, d) in lives.items()],
         }
 
@@ -370,7 +428,7 @@ class Ledger:
             return False, f"more was missed than there are gaps: {c}"
         if c.gap_fragments < 0:
             return False, f"negative gap: {c}"
-        if sum(place.entries for place in self._places.values()) != c.entries:
+        if self._places.entries != c.entries:
             return False, f"entries differ from those of all slots: {c}"
         for slot, cursor in self.cursors.items():
             epoch, seq = map(int, cursor.split("-"))

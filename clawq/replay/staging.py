@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clawq.core import Entry, Vanished
-from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Place, Settled
+from clawq.core import Entry, Slots, Vanished
+from clawq.places import NOTHING_FOUND, Place
+from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
 
 
@@ -95,11 +96,12 @@ class Staging:
 
     def drop(self, entry: Entry, outcome: str, meta: FragmentMeta | None = None) -> None:
         """Note an entry that will not be used (outcome: see ledger.Settled; meta: if it can be believed)."""
-        self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal))
+        self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal, stream=entry.stream))
 
     def miss(self, entry: Entry) -> None:
         """Note the word that entries were trimmed before they were read."""
-        self._settle(entry, Settled(entry.epoch, entry.seq, TRIMMED, None, entry.ordinal, entry.missed))
+        told = Settled(entry.epoch, entry.seq, TRIMMED, None, entry.ordinal, entry.missed, stream=entry.stream)
+        self._settle(entry, told)
 
     def _settle(self, entry: Entry, settled: Settled) -> None:
         with self._changed:
@@ -126,9 +128,8 @@ class Staging:
         with self._changed:
             for one in self._open.get(entry.slot, ()):
                 if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
-                    meta = staged.fragment.meta
-                    ordinal = entry.ordinal
-                    one.settled = Settled(entry.epoch, entry.seq, outcome, meta, ordinal, heeded=True)
+                    told = Settled(entry.epoch, entry.seq, outcome, staged.fragment.meta, entry.ordinal, heeded=True)
+                    one.settled = replace(told, stream=entry.stream)
                     break
             else:
                 raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")
@@ -209,20 +210,32 @@ class Staging:
             return {slot: replace(missed) for slot, missed in self._ledger.missed.items()}
 
     @property
-    def books(self) -> tuple[Counts, dict[str, Place]]:
-        """Counts and places of one moment; copies."""
+    def books(self) -> tuple[dict[str, Any], dict[str, Place]]:
+        """Sums and places of one moment; copies."""
         with self._changed:
-            return self._ledger.counts.copy(), self._ledger.places
+            return self._ledger.sums, self._ledger.places
+
+    def look(self, slots: Slots) -> list[str]:
+        """Which streams there are, by now; returns the slots that were forgotten (Ledger.look)."""
+        with self._changed:
+            return self._ledger.look(slots, self._open)
+
+    @property
+    def horizon(self) -> int:
+        """The largest epoch that was forgotten."""
+        with self._changed:
+            return self._ledger.marks.horizon
 
     def on_server(self, server: str, found: Mapping[str, Vanished]) -> None:
         """Which server is read from, and what its streams are; called when all that was read before was put here."""
         with self._changed:
             if not self._ledger.on_server(server):
                 return
-            for slot, one in found.items():
+            for slot in {*found, *self._open, *self._ledger.places}:
                 # What was missed was not read.
                 read = sum(not (e.settled and e.settled.missed) for e in self._open.get(slot, ()))
-                self._ledger.vanished(slot, one, read)
+                self._ledger.vanished(slot, found.get(slot, NOTHING_FOUND), read)
+            self._ledger.moved()
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger's state."""

@@ -39,6 +39,11 @@ class KeptNotices:
         epoch, kept = self._kept.pop(meta.slot, (meta.epoch, {}))
         return tuple(kept.values()) if epoch == meta.epoch else ()
 
+    def forget(self, slots: Iterable[str]) -> None:
+        """Nobody will hand on those of these slots."""
+        for slot in slots:
+            self._kept.pop(slot, None)
+
     def state(self) -> list[list[str | int]]:
         """[slot, epoch, env, seq, t] of each."""
         return [

@@ -6,7 +6,7 @@ checkpointed   never to be read again: trimming may go so far for this reader
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -45,6 +45,7 @@ class Acknowledgements:
         self._handled: dict[str, EntryId] = {}
         self._mirrored: dict[str, EntryId] = {}
         self._told_all_s = time.monotonic()
+        self._kept: dict[str, str] = {}
 
     def acknowledge(self, cursors: Mapping[str, str]) -> None:
         """Entries up to these cursors were taken over."""
@@ -70,18 +71,26 @@ class Acknowledgements:
                 self._mirrored |= due
 
     def checkpointed(self, cursors: Mapping[str, str]) -> None:
-        """Entries up to these cursors will never have to be read again."""
-        if cursors:
-            self._write(self._keys.kept(self._reader), dict(cursors))
+        """Entries up to these cursors will never have to be read again; slots that are not named any more are gone."""
+        with self._telling:
+            with self._lock:
+                before = self._kept
+            changed = any(before.get(slot) != entry for slot, entry in cursors.items())
+            gone = [slot for slot in before if slot not in cursors]
+            if changed or gone:
+                self._write(self._keys.kept(self._reader), cursors, gone)
+            with self._lock:
+                self._kept = dict(cursors) if before is self._kept else {}
 
     def begin_anew(self) -> None:
         """The server may have lost what was mirrored: tell all with the next call. Under the lock."""
-        self._mirrored = {}
+        self._mirrored, self._kept = {}, {}
 
-    def forget(self, slot: str) -> None:
-        """A slot's stream is gone. Under the lock."""
-        self._handled.pop(slot, None)
-        self._mirrored.pop(slot, None)
+    def forget(self, slots: Iterable[str]) -> None:
+        """The streams of these slots are gone. Under the lock."""
+        for slot in slots:
+            self._handled.pop(slot, None)
+            self._mirrored.pop(slot, None)
 
     def withheld_bytes(self) -> int:
         """Bytes that were taken over and not told, for want of room; of a reader that trims. Under the lock."""
@@ -90,9 +99,12 @@ class Acknowledgements:
         told = {slot: self._mirrored.get(slot, _NOTHING) for slot in self._handled}
         return retained.bytes_after(told) - retained.bytes_after(told | self._handled)
 
-    def _write(self, key: str, cursors: Mapping[str, str]) -> None:
+    def _write(self, key: str, cursors: Mapping[str, str], gone: Sequence[str] = ()) -> None:
         pipe = self._client.pipeline(transaction=False)
-        pipe.hset(key, mapping=cursors)
+        if cursors:
+            pipe.hset(key, mapping=dict(cursors))
+        if gone:
+            pipe.hdel(key, *gone)
         if self._reader != LEARNER:
             pipe.expire(key, _FORGOTTEN_S)
         with translated(self._client):

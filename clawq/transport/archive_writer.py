@@ -11,7 +11,7 @@ Not thread-safe: one thread writes. The folder is locked against a second writer
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +90,8 @@ class ArchiveWriter:
             self.close()
             raise
         self.gap_fragments = 0
+        #: Slots that were in the archive when there were so many sealed segments.
+        self._slots_of, self._known_slots = -1, set[str]()
         self._dirty_since_s: float | None = None
 
     def _recover(self) -> list[str]:
@@ -204,13 +206,23 @@ class ArchiveWriter:
     def _known(self, entry: Entry) -> bool:
         """Whether that entry was written. A stream that began anew under lower ids holds new entries."""
         last = self._cursors.get(entry.slot)
-        if last is None or (entry.epoch, entry.seq) > parse_id(last):
+        if last is not None and (entry.epoch, entry.seq) > parse_id(last):
             return False
         here = (entry.slot, entry.epoch, entry.seq)
         if any((record.slot, record.epoch, record.seq) == here for record in self._records):
             return True
+        if last is None and entry.slot not in self._sealed_slots():
+            return False
         self._archive.refresh()
         return self._archive.find(*here) is not None
+
+    def _sealed_slots(self) -> Container[str]:
+        """Slots of sealed segments."""
+        if self._slots_of != len(self._sealed):
+            self._slots_of = len(self._sealed)
+            self._archive.refresh()
+            self._known_slots = set(self._archive.slots())
+        return self._known_slots
 
     def _note_gap(self, entry: Entry) -> None:
         last = self._cursors.get(entry.slot)
@@ -220,10 +232,17 @@ class ArchiveWriter:
         if last is not None and missing > 0:
             self.gap_fragments += missing
 
-    def sync_if_due(self) -> None:
-        """Fsync what has waited for SYNC_S. OSError if the disk refuses."""
+    def sync_if_due(self) -> bool:
+        """Fsync what has waited for SYNC_S; whether all is on the disk. OSError if the disk refuses."""
         if self._dirty_since_s is not None and self._clock() - self._dirty_since_s >= SYNC_S:
             self.sync()
+        return self._dirty_since_s is None
+
+    def forget(self, slots: Iterable[str]) -> None:
+        """The streams of these slots are gone: their cursors are kept no longer, only their records."""
+        for slot in slots:
+            self._cursors.pop(slot, None)
+            self._durable.pop(slot, None)
 
     def sync(self) -> None:
         """Fsync now; then `durable_cursors` are the cursors. OSError if the disk refuses."""

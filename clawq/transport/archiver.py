@@ -17,10 +17,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
-from clawq.core import Entry
+from clawq.core import Entry, Slots
 from clawq.errors import StoreFull, StoreUnavailable
 from clawq.transport.archive_writer import ArchiveWriter
+from clawq.transport.books import Books
 from clawq.transport.readers import StreamReader
+from clawq.transport.tally import Tally
 from clawq.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -38,17 +40,29 @@ class Archiver:
         reader: of the streams, with the writer's cursors; nobody else reads with it.
         writer: closed with this.
         on_full: see the module's text.
+        ledger: what was done with the entries so far, and where that is published.
     """
 
-    def __init__(self, reader: StreamReader, writer: ArchiveWriter, on_full: Literal["gap", "block"] = "gap") -> None:
+    def __init__(
+        self,
+        reader: StreamReader,
+        writer: ArchiveWriter,
+        on_full: Literal["gap", "block"] = "gap",
+        ledger: tuple[Tally, Books] | None = None,
+    ) -> None:
         self._reader, self._writer, self._on_full = reader, writer, on_full
         self._lock = threading.Lock()
         self._durable = writer.durable_cursors()
+        self._tally = Tally() if ledger is None else ledger[0]
+        self._books = None if ledger is None else ledger[1]
+        #: What is on the disk for sure: cursors, and the tally up to there.
+        self._synced, self._settled = self._durable, self._tally.snapshot()
+        reader.tell_server(self._tally.on_server)
+        reader.tell_slots(self._on_slots)
         self._metrics = self._read_metrics()
         self._pending: deque[Entry] = deque()
-        #: What was told: slot -> id taken over, and id on the disk.
+        #: What was told: slot -> id taken over.
         self._taken: dict[str, str] = {}
-        self._kept: dict[str, str] = {}
         self._refused = False
         #: Why it is not getting on, for people; None while all is well.
         self.trouble: str | None = None
@@ -133,6 +147,7 @@ class Archiver:
     def _end(self) -> None:
         try:
             self._writer.sync()
+            self._settle()
             self._acknowledge()
         except (StoreUnavailable, StoreFull, OSError) as error:
             log.warning("while closing the archive: %s", error)
@@ -141,28 +156,49 @@ class Archiver:
     def _read(self) -> None:
         if not self._pending:
             # What was trimmed before it was read shows as a gap of the archive.
-            self._pending.extend(entry for entry in self._reader.read(READ_S) if not entry.missed)
+            for entry in self._reader.read(READ_S):
+                self._pending.append(entry)
 
     def _write(self) -> None:
         while self._pending:
-            self._writer.append(self._pending[0])
+            entry = self._pending[0]
+            if entry.missed:
+                self._tally.miss(entry)
+            else:
+                self._tally.take(entry, self._writer.append(entry))
             self._pending.popleft()
-            self._writer.sync_if_due()
-        self._writer.sync_if_due()
+            self._sync()
+        self._sync()
+
+    def _sync(self) -> None:
+        if self._writer.sync_if_due():
+            self._settle()
+
+    def _settle(self) -> None:
+        """All that was written is on the disk."""
+        self._synced, self._settled = self._writer.durable_cursors(), self._tally.snapshot()
+
+    def _on_slots(self, slots: Slots) -> None:
+        self._tally.on_slots(slots)
+        self._writer.forget([slot for slot in self._writer.cursors() if slot not in slots.epochs])
 
     def _acknowledge(self) -> None:
         """Pass on what was taken over, so that actors go on, and what is on the disk by now, so that it is trimmed."""
-        written, durable = self._writer.cursors(), self._writer.durable_cursors()
+        written, durable = self._writer.cursors(), self._synced
         metrics = self._read_metrics()
+        if self._reader.server_changed():
+            self._taken = {}
+            if self._books is not None:
+                self._books.forget()
+        # Before it is trimmed.
+        if self._books is not None:
+            self._books.publish(*self._settled)
         with self._lock:
             self._durable, self._metrics = durable, metrics
-        if self._reader.server_changed():
-            self._taken, self._kept = {}, {}
         # The disk is synced once a second: waiting for that, an actor could send one window a second.
         self._reader.acknowledge({slot: entry for slot, entry in written.items() if self._taken.get(slot) != entry})
         self._taken = written
-        self._reader.checkpointed({slot: entry for slot, entry in durable.items() if self._kept.get(slot) != entry})
-        self._kept = durable
+        self._reader.checkpointed(durable)
 
     def _read_metrics(self) -> Metrics:
         writer = self._writer

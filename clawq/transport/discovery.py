@@ -5,11 +5,11 @@ from typing import Any
 
 import redis
 
-from clawq.json_text import is_whole, parse_object
+from clawq.core import OVER, Stream
 from clawq.transport.client import translated
 from clawq.transport.keys import NAME_PATTERN, RunKeys
 from clawq.transport.retained import EntryId
-from clawq.transport.stream import parse_trimmed
+from clawq.transport.stream import parse_count, parse_registration, parse_trimmed
 from clawq.transport.texts import readable
 
 _INTERVAL_S = 0.5
@@ -37,26 +37,45 @@ class Discovery:
         """Until the next look is due; not above 0 when it is."""
         return self._next_s - self._clock()
 
-    def registered(self) -> dict[str, int]:
-        """Slot -> epoch of its writer, now; entries that are not ours are left out."""
-        with translated(self._client):
-            raw = self._client.hgetall(self._keys.slots)
-        registered: dict[str, int] = {}
-        for name, text in raw.items():
-            try:
-                slot, epoch = name.decode(), parse_object(text).get("epoch")
-            except ValueError:
-                continue
-            if NAME_PATTERN.fullmatch(slot) and isinstance(epoch, int) and is_whole(epoch):
-                registered[slot] = epoch
-        return registered
+    def registered(self) -> tuple[dict[str, tuple[int, Stream]], int]:
+        """(slot -> epoch of its writer, and its stream, now; entries in all streams that were swept away)."""
+        registered, swept, _ = self._look(trimmed=False)
+        return registered, swept
 
-    def trimmed(self) -> dict[str, tuple[EntryId, int]]:
-        """Slot -> id and ordinal of the last entry that was trimmed from its stream; of streams taken away, too."""
+    def beginning(self) -> tuple[int, dict[str, int]]:
+        """For who begins now: entries in all streams that were swept away, and ordinals of slots that are gone."""
+        registered, swept, trimmed = self._look(trimmed=True)
+        return swept, {slot: ordinal for slot, (_, ordinal) in trimmed.items() if slot not in registered}
+
+    def trimmed(self) -> dict[str, tuple[EntryId, int, Stream]]:
+        """Slot -> id and ordinal of the last entry that was trimmed, and its stream; of streams taken away, too."""
+        registered, _, trimmed = self._look(trimmed=True)
+        return {slot: (*told, registered[slot][1] if slot in registered else OVER) for slot, told in trimmed.items()}
+
+    def _look(self, trimmed: bool) -> tuple[dict[str, tuple[int, Stream]], int, dict[str, tuple[EntryId, int]]]:
+        pipe = self._client.pipeline(transaction=True)
+        pipe.hgetall(self._keys.slots)
+        pipe.hget(self._keys.swept, "entries")
+        if trimmed:
+            pipe.hgetall(self._keys.trimmed)
         with translated(self._client):
-            raw: Mapping[bytes, bytes] = self._client.hgetall(self._keys.trimmed)
-        return readable(raw, parse_trimmed)
+            slots, swept, *told = pipe.execute()
+        trims: Mapping[bytes, bytes] = told[0] if told else {}
+        gone = readable(trims, parse_trimmed)
+        return parse_registrations(slots), max(0, parse_count(swept)), gone
+
+    def stream_of(self, slot: str) -> Stream | None:
+        """The stream of a slot, now; None if there is none."""
+        with translated(self._client):
+            text = self._client.hget(self._keys.slots, slot)
+        found = {} if text is None else parse_registrations({slot.encode(): text})
+        return found[slot][1] if slot in found else None
 
     def done(self) -> None:
         """All that follows from this look was done: the next one is due an interval later."""
         self._next_s = self._clock() + _INTERVAL_S
+
+
+def parse_registrations(raw: Mapping[bytes, bytes]) -> dict[str, tuple[int, Stream]]:
+    """Slot -> (epoch of its writer, its stream); entries that are not ours are left out."""
+    return {slot: found for slot, found in readable(raw, parse_registration).items() if NAME_PATTERN.fullmatch(slot)}

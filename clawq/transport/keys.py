@@ -11,14 +11,16 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 |                      |        | epoch, names of required readers |                          | and readers         |
 | `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`,  | byte budget of the run   | actor, readers      |
 |                      |        | each with its ordinal            |                          |                     |
-| `slots`              | hash   | slot -> JSON of its writer       | number of slots; swept   | actors, readers     |
+| `slots`              | hash   | slot -> JSON of its writer and   | number of slots; swept   | actors, readers     |
+|                      |        | of when its stream began         |                          |                     |
 | `trimmed`            | hash   | slot -> last id and ordinal that | live slots, and the      | learner, actors     |
 |                      |        | was trimmed                      | newest 1024 swept        | and readers         |
 | `readers`            | hash   | reader -> JSON: role, since when | 32 readers               | readers, learner    |
 | `cursors:<reader>`   | hash   | slot -> last id taken over       | number of slots; swept   | reader, actors      |
 | `kept:<reader>`      | hash   | slot -> last id checkpointed     | number of slots; swept   | reader, learner     |
-| `ledger:<reader>`    | hash   | slot -> settled, id, gap; sums   | number of slots          | reader, CLI         |
-| `swept`              | hash   | slot -> entries of swept streams | number of slots          | learner, CLI        |
+| `ledger:<reader>`    | hash   | slot -> settled, id, gap; sums   | number of slots; swept   | reader, CLI         |
+| `swept`              | hash   | entries of all swept streams,    | 2 fields                 | learner, readers    |
+|                      |        | and the largest epoch in them    |                          | and actors          |
 | `claim:<what>`       | string | JSON of token and holder         | TTL of the claim         | holder, anybody     |
 | `w:<version>`        | hash   | meta, c0..cn of <= 1 MiB         | newest K and pinned      | learner, actors     |
 | `w:staging:<token>`  | hash   | the same, not yet published      | TTL 10 min; renamed      | learner, nobody     |
@@ -142,7 +144,7 @@ class RunKeys:
 
     @property
     def swept(self) -> str:
-        """Hash: slot -> entries acknowledged in its streams that were swept away."""
+        """Hash: `entries` acknowledged in all streams that were swept away, and the largest `epoch` of any."""
         return self.prefix + "swept"
 
     def claim(self, what: str) -> str:

@@ -8,9 +8,9 @@ Two threads use a reader. Whoever changes positions, or reads them beside the th
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from clawq.core import Entry
+from clawq.core import FIRST, Entry, Stream
 from clawq.transport.retained import EntryId, Retained
 from clawq.transport.stream import id_text, parse_ids
 
@@ -41,6 +41,8 @@ class Positions:
         self.retained: Retained | None = None
         self.lock = threading.Lock()
         self._required, self._on_other_server = required, False
+        #: Slot -> its stream, as far as it was read from.
+        self._streams: dict[str, Stream] = {}
 
     def at(self, slot: str) -> EntryId:
         """The slot's cursor."""
@@ -50,12 +52,12 @@ class Positions:
         """Entries of a slot were read; they, and before each gap an Entry that says how many were missed."""
         entries: list[Entry] = []
         for entry in read:
-            place = self.ordinals.get(slot, 0)
+            place = self._ordinal(slot, entry.stream)
             # Of a required reader nothing is trimmed: on another server what is missing at first was lost with the old.
             begun = slot in self.ordinals or not (self._required and self._on_other_server)
             if entry.ordinal > place + 1 and slot not in self.open_slots and begun:
                 missed = entry.ordinal - place - 1
-                entries.append(Entry(slot, entry.epoch, entry.seq - 1, b"", entry.ordinal - 1, missed))
+                entries.append(Entry(slot, entry.epoch, entry.seq - 1, b"", entry.ordinal - 1, missed, entry.stream))
             if entry.ordinal:
                 self.ordinals[slot] = max(place, entry.ordinal)
                 self.open_slots.discard(slot)
@@ -65,18 +67,48 @@ class Positions:
             self.cursors[slot] = (read[-1].epoch, read[-1].seq)
         return entries
 
+    def _ordinal(self, slot: str, stream: Stream) -> int:
+        """Ordinal of the entry at the cursor, in the count of that stream's writers."""
+        begun, self._streams[slot] = self._streams.get(slot), stream
+        # Of a required reader nothing was trimmed in streams that it has forgotten.
+        place = self.ordinals.get(slot, stream.before if self._required else 0)
+        if begun not in (None, stream) and place > stream.before:
+            # Writers that know nothing of earlier streams count anew.
+            place = self.ordinals[slot] = stream.before
+        return place
+
     def retain(self, entry: Entry) -> None:
         """An entry was read that is still in its stream."""
         if self.retained is not None:
             self.retained.note(entry.slot, (entry.epoch, entry.seq), len(entry.payload), entry.ordinal)
 
-    def skip(self, slot: str, entry: EntryId, ordinal: int) -> Entry | None:
+    def skip(self, slot: str, entry: EntryId, ordinal: int, stream: Stream = FIRST) -> Entry | None:
         """All of a slot's entries up to this one were trimmed; the word of what was missed, None if nothing was."""
-        place = self.ordinals.get(slot, 0)
-        if slot in self.open_slots or entry <= self.at(slot) or ordinal <= place:
+        if slot in self.open_slots or entry <= self.at(slot):
+            return None
+        place = self._ordinal(slot, stream)
+        if ordinal <= place:
             return None
         self.cursors[slot], self.ordinals[slot] = entry, ordinal
-        return Entry(slot, *entry, b"", ordinal, ordinal - place)
+        return Entry(slot, *entry, b"", ordinal, ordinal - place, stream)
+
+    def stream(self, slot: str, epoch: int) -> Stream | None:
+        """The stream of an entry with that epoch, if entries of it were read before."""
+        return self._streams.get(slot) if self.at(slot)[0] == epoch else None
+
+    def keep(self, slots: Container[str], trimmed: Container[str]) -> list[str]:
+        """Forget slots that are gone; returns those that had a cursor.
+
+        Args:
+            slots: those whose streams are there.
+            trimmed: those whose writers would go on counting; of an optional reader their ordinals are remembered.
+        """
+        gone = [slot for slot in self.cursors if slot not in slots]
+        for slot in [*gone, *(slot for slot in self.open_slots if slot not in slots)]:
+            self.drop(slot)
+        for slot in [slot for slot in self.ordinals if slot not in slots and slot not in trimmed]:
+            del self.ordinals[slot]
+        return gone
 
     def set_back(self, slot: str, last: EntryId) -> None:
         """The slot's stream is another one than was read: begin anew.
@@ -93,6 +125,7 @@ class Positions:
         else:
             self.open_slots.discard(slot)
         self.ordinals.pop(slot, None)
+        self._streams.pop(slot, None)
         if self.retained is not None:
             self.retained.forget(slot)
 
@@ -103,7 +136,11 @@ class Positions:
         self.ordinals = {}
 
     def drop(self, slot: str) -> None:
-        """The slot's stream was taken away, read to its end; its ordinals go on if it comes back."""
+        """The slot's stream was taken away, read to its end."""
         self.cursors.pop(slot, None)
+        self._streams.pop(slot, None)
+        self.open_slots.discard(slot)
+        if self._required:
+            self.ordinals.pop(slot, None)
         if self.retained is not None:
             self.retained.forget(slot)

@@ -24,12 +24,13 @@ use one reader: one reads, the other acknowledges and trims.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import redis
 
-from clawq.core import Entry, Vanished
+from clawq.core import FIRST, OVER, Entry, Slots, Stream, Vanished
 from clawq.transport.acknowledgements import Acknowledgements
 from clawq.transport.backlog import Backlog
 from clawq.transport.discovery import Discovery
@@ -87,6 +88,9 @@ class StreamReader:
         self._discovery = Discovery(client, keys, clock)
         self._rotation = Rotation(client, keys, self._positions)
         self._tails: list[Entry] = []
+        self._told_slots: Callable[[Slots], None] = lambda slots: None
+        #: What was swept away when this reader began, until that is told.
+        self._begun: int | None = None
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -114,21 +118,42 @@ class StreamReader:
         if not self._discovery.slots:
             return []
         found = self._rotation.read(self._discovery.slots, left_s)
+        placed = [(slot, self._placed(slot, read)) for slot, read in found]
         entries = []
         with self._positions.lock:
-            for slot, read in found:
+            for slot, read in placed:
                 entries += self._positions.note(slot, read)
                 self._backlog.read(slot, len(read))
         return entries
+
+    def _placed(self, slot: str, read: list[Entry]) -> list[Entry]:
+        """These entries, each in its stream: it is asked for whenever an epoch begins."""
+        placed: list[Entry] = []
+        for entry in read:
+            known = placed[-1].stream if placed and placed[-1].epoch == entry.epoch else None
+            if not placed:
+                with self._positions.lock:
+                    known = self._positions.stream(slot, entry.epoch)
+            placed.append(replace(entry, stream=known or self._stream(slot, entry.epoch)))
+        return placed
+
+    def _stream(self, slot: str, epoch: int) -> Stream:
+        """The stream of an entry that was just read."""
+        stream = self._discovery.stream_of(slot)
+        if self.required:
+            # It is not taken away before we have it. (Without a registration the server is empty by now.)
+            return stream or FIRST
+        # By now the slot may have another one, or none.
+        return OVER if stream is None or 0 < epoch < stream.born else stream
 
     def _discover_if_due(self) -> None:
         if self._discovery.left_s() > 0:
             return
         server, positions = server_of(self._client, self._keys, self._restarts.server), self._positions
-        registered = self._discovery.registered()
+        registered, swept = self._discovery.registered()
         # A lower epoch than what we read: the stream was deleted and the server's clock ran back. (Or a late write of
         # an older incarnation: the stream itself tells.)
-        suspects = {slot for slot, epoch in registered.items() if epoch < positions.at(slot)[0]}
+        suspects = {slot for slot, (epoch, _) in registered.items() if epoch < positions.at(slot)[0]}
         restarted = server != self._restarts.server
         if restarted:
             self._enter()
@@ -142,27 +167,43 @@ class StreamReader:
             return
         with positions.lock:
             self._discovery.slots, self._backlog.unread = sorted(unread), unread
-        if not self.required:
-            self._find_tails()
+        trimmed = set() if self.required else self._find_tails()
+        self._forget_gone(registered, trimmed)
+        epochs = {slot: epoch for slot, (epoch, _) in registered.items()}
+        born = {slot: stream.born or epoch for slot, (epoch, stream) in registered.items()}
+        first, self._begun = self._begun, None
+        self._told_slots(Slots(epochs, born, swept if first is None else first, first is not None))
         self._discovery.done()
+
+    def _forget_gone(self, registered: Container[str], trimmed: Container[str]) -> None:
+        with self._positions.lock:
+            self._acknowledgements.forget(self._positions.keep(registered, trimmed))
 
     def _enter(self) -> None:
         """Enter the registry, on this server for the first time or again."""
         positions, first = self._positions, not self._restarts.server
-        record = self._presence.enter(anew=first and not positions.cursors)
+        anew = first and not positions.cursors
+        record = self._presence.enter(anew)
+        if anew:
+            self._begun, before = self._discovery.beginning()
         with positions.lock:
+            if anew and not self.required:
+                # What those had is nothing that this reader will miss.
+                positions.ordinals = before | positions.ordinals
             self._acknowledgements.begin_anew()
             if first:
                 # (A stream that never held anything is set back below: there all is counted.)
                 positions.open_slots |= set(record.found) - set(positions.ordinals)
 
-    def _find_tails(self) -> None:
-        """Note what was trimmed from streams that hold nothing any more, or that were taken away."""
-        for slot, (entry, ordinal) in self._discovery.trimmed().items():
+    def _find_tails(self) -> set[str]:
+        """Note what was trimmed from streams that are empty, or that were taken away; returns all slots trimmed."""
+        trimmed = self._discovery.trimmed()
+        for slot, (entry, ordinal, stream) in trimmed.items():
             with self._positions.lock:
-                missed = self._positions.skip(slot, entry, ordinal)
+                missed = self._positions.skip(slot, entry, ordinal, stream)
             if missed is not None:
                 self._tails.append(missed)
+        return set(trimmed)
 
     def read_back(self, upto: Mapping[str, str]) -> Iterator[Entry]:
         """The retained entries at or before these cursors, oldest first over all slots (to rebuild a ring).
@@ -189,6 +230,10 @@ class StreamReader:
     def tell_server(self, told: Callable[[str, Mapping[str, Vanished]], None]) -> None:
         """Have it told, within `read`, when the server is another one: its run id, and of each slot what was found."""
         self._restarts.on_server = told
+
+    def tell_slots(self, told: Callable[[Slots], None]) -> None:
+        """Have it told, within `read`, which streams there are, whenever that was looked up."""
+        self._told_slots = told
 
     def server_changed(self) -> bool:
         """Whether the server was restarted since the last call; the cursors were set back where that was needed."""
@@ -309,7 +354,7 @@ class StreamReader:
     def sweep(self) -> list[str]:
         """Remove streams that are empty (drained and trimmed) and that nobody claims; returns their slots."""
         swept = []
-        for slot in list(self._discovery.slots):
+        for slot in self.trimming.sweepable(list(self._discovery.slots)):
             with self._positions.lock:
                 read = self._positions.cursors.get(slot)
             if self.trimming.sweep(slot):
@@ -324,6 +369,6 @@ class StreamReader:
             # not to be read again.
             if self._positions.cursors.get(slot) == read:
                 self._positions.drop(slot)
-                self._acknowledgements.forget(slot)
+                self._acknowledgements.forget([slot])
                 self._backlog.unread.pop(slot, None)
                 self._discovery.slots = [one for one in self._discovery.slots if one != slot]

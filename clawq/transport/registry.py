@@ -119,6 +119,11 @@ class Readers:
             raise TransportError("a run's own learner cannot leave it: stop the run instead")
         return watched(self._client, (self._keys.readers,), once)
 
+    def names(self) -> list[str]:
+        """Names of all readers."""
+        with translated(self._client):
+            return sorted(_records(self._client.hgetall(self._keys.readers)))
+
     def list(self) -> list[ReaderRecord]:
         """All readers with their cursors; the learner first, then the required ones, then by name."""
         with translated(self._client):

@@ -101,8 +101,8 @@ class Restarts:
         if server != self._told_server:
             slots = self._known.union(registered, self._positions.cursors, self._backlog.unread)
             self.on_server(server, {slot: self._found(slot) for slot in slots} if self._told_server else {})
-            self._told_server, self._known = server, set()
-        self._known.update(registered)
+            self._told_server = server
+        self._known = set(registered)
 
     def _found(self, slot: str) -> Vanished:
         stream, cursor = self._keys.stream(slot), id_text(self._positions.at(slot))

@@ -23,7 +23,7 @@ from typing import Any
 
 import redis
 
-from clawq.core import Control
+from clawq.core import Control, Stream
 from clawq.errors import (
     ClaimLost,
     FragmentTooLarge,
@@ -101,9 +101,11 @@ class StreamWriter:
         claim = Claim.take(client, keys.claim(f"slot:{slot}"), worker, claim_ttl_s)
         try:
             epoch, written = _begin_epoch(client, keys, slot, after_epoch)
-            incarnation = _next_incarnation(client, keys, slot)
             with translated(client):
-                facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation}
+                previous = client.hget(keys.slots, slot)
+                # A stream is taken away together with its slot's registration, so that tells when it began.
+                incarnation, stream = _next_incarnation(previous), _stream_of(previous) or Stream(epoch, written)
+                facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation, **stream._asdict()}
                 client.hset(keys.slots, slot, json.dumps(facts))
         except BaseException:
             _release_quietly(claim)
@@ -269,6 +271,12 @@ def parse_ordinal(text: bytes) -> int:
     return int(text) if text.isdigit() and len(text) <= _ORDINAL_DIGITS else 0
 
 
+def parse_count(text: bytes | None) -> int:
+    """A sum that Redis keeps; 0 if there is none, or if somebody else wrote there."""
+    known = text and len(text) <= _ORDINAL_DIGITS and text.removeprefix(b"-").isdigit()
+    return int(text) if text and known else 0
+
+
 def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:
     """(id, ordinal) of the last entry trimmed; zeros if there is none, or if somebody else wrote there."""
     entry_id, _, ordinal = (text or b"").partition(b" ")
@@ -276,15 +284,26 @@ def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:
     return (parse_id(cursor), parse_ordinal(ordinal)) if cursor else ((0, 0), 0)
 
 
+def parse_registration(text: bytes | str) -> tuple[int, Stream]:
+    """(epoch of its writer, its stream) of a slot, from its registration; ValueError for what is none of ours."""
+    facts = parse_object(text)
+    numbers = [facts.get("epoch"), facts.get("born", 0), facts.get("before", 0)]
+    if not all(map(is_whole, numbers)):
+        raise ValueError("no registration")
+    epoch, born, before = map(int, numbers)
+    return epoch, Stream(born, before)
+
+
 def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tuple[int, int]:
     """(the next epoch, how many entries the slot ever had)."""
     with translated(client):
         seconds, micros = client.time()
-        trimmed = client.hget(keys.trimmed, slot)
+        trimmed, swept = client.hget(keys.trimmed, slot), client.hget(keys.swept, "epoch")
     about = describe_stream(client, keys.stream(slot))
     last = parse_id(bytes(about["last-generated-id"]).decode()) if about else None
-    # The clock of a server may run back; ids of a stream must not.
-    epoch = max(int(seconds) * 1000 + int(micros) // 1000, after_epoch + 1, last[0] + 1 if last else 0)
+    # The clock of a server may run back; ids of a stream must not, nor those of a slot whose stream was swept away.
+    least = max(after_epoch, last[0] if last else -1, parse_count(swept) if swept else -1)
+    epoch = max(int(seconds) * 1000 + int(micros) // 1000, least + 1)
     return epoch, written_before(about, trimmed)
 
 
@@ -293,14 +312,20 @@ def _taken(cursor: Any) -> tuple[int, int]:
     return parse_id(text) if text else (0, 0)
 
 
-def _next_incarnation(client: Any, keys: RunKeys, slot: str) -> int:
-    with translated(client):
-        previous = client.hget(keys.slots, slot)
+def _next_incarnation(previous: bytes | None) -> int:
     try:
         before = parse_object(previous).get("incarnation", 0) if previous else -1
     except ValueError:
         before = 0
     return before + 1 if is_whole(before) or before == -1 else 1
+
+
+def _stream_of(previous: bytes | None) -> Stream | None:
+    """The stream of a slot with that registration; None if it has none, or somebody else wrote there."""
+    try:
+        return parse_registration(previous)[1] if previous else None
+    except ValueError:
+        return None
 
 
 def _release_quietly(claim: Claim) -> None:

@@ -15,7 +15,7 @@ made good with the next call.
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -26,9 +26,19 @@ from clawq.transport.client import translated
 from clawq.transport.keys import LEARNER, RunKeys
 from clawq.transport.registry import Readers
 from clawq.transport.retained import EntryId, Retained, slowest
-from clawq.transport.stream import describe_stream, id_text, parse_ids, parse_trimmed, written_before
+from clawq.transport.stream import (
+    describe_stream,
+    id_text,
+    parse_count,
+    parse_id,
+    parse_ids,
+    parse_trimmed,
+    written_before,
+)
 from clawq.transport.texts import readable
 
+#: What is noted of a swept stream if this Redis does not count: the sum is below zero from then on.
+UNCOUNTED = -(2**53)
 #: Swept slots of which it is remembered how many entries they had.
 KEPT_SWEPT = 1024
 
@@ -108,10 +118,23 @@ class Trimming:
                 self._client.hset(self._keys.trimmed, mapping=told)
                 self._to_tell = {}
 
+    def sweepable(self, slots: Sequence[str]) -> list[str]:
+        """Those of these slots that are worth a try of `sweep`."""
+        pipe = self._client.pipeline(transaction=False)
+        for slot in slots:
+            pipe.exists(self._keys.claim(f"slot:{slot}"))
+            pipe.xlen(self._keys.stream(slot))
+        try:
+            with translated(self._client):
+                answers = pipe.execute(raise_on_error=False)
+        except StoreUnavailable:
+            return []
+        return [slot for slot, used, held in zip(slots, answers[::2], answers[1::2], strict=True) if not (used or held)]
+
     def sweep(self, slot: str) -> bool:
         """Remove a slot's stream if it is empty and nobody claims it; whether it was."""
         stream, claim = self._keys.stream(slot), self._keys.claim(f"slot:{slot}")
-        readers = [record.name for record in self._readers.list()] or [LEARNER]
+        readers = self._readers.names() or [LEARNER]
 
         def once(pipe: Any) -> bool:
             if pipe.exists(claim) or pipe.xlen(stream):
@@ -119,11 +142,13 @@ class Trimming:
             about, known = describe_stream(self._client, stream), pipe.hget(self._keys.trimmed, slot)
             written = written_before(about, known)
             last = bytes(about["last-generated-id"]).decode() if about else id_text(parse_trimmed(known)[0])
-            added = int(about.get("entries-added") or 0) if about else 0
+            added = about.get("entries-added", UNCOUNTED) if about else 0
+            newest = max(parse_count(pipe.hget(self._keys.swept, "epoch")), parse_id(last)[0])
             pipe.multi()
             pipe.unlink(stream)
-            # What Redis itself had counted goes on counting, for the ledger.
-            pipe.hincrby(self._keys.swept, slot, added)
+            # What Redis itself had counted goes on counting, for the ledger; later epochs are above this one.
+            pipe.hincrby(self._keys.swept, "entries", int(added))
+            pipe.hset(self._keys.swept, "epoch", newest)
             pipe.hdel(self._keys.slots, slot)
             if written:
                 # Readers that come late, and the slot's next writer, go on counting from here.

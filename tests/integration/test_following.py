@@ -1,6 +1,8 @@
 """A second learner on another run's streams: real processes, real Redis."""
 
+import json
 import math
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,61 @@ def test_a_second_learner_with_another_algorithm_learns_dies_and_goes_on_while_t
     assert worker.status is None
     for run in ("a", "b"):
         assert "Traceback" not in pair.home.logs(run)
+
+
+def finishing(pair: Pair, eventually: Eventually) -> tuple[Command, RunKeys]:
+    """A run that has spent its budget, and a required follower of it that was killed before it had checkpointed all."""
+    pair.home.start("worker", "start", "--slots", "1", "--name", "w")
+    first = pair.learner("a", "learner.checkpoint_interval_s=2")
+    eventually(lambda: pair.number("a", "updates") > 20, "the first learns", 240)
+    second = pair.learner("b", "learner.checkpoint_interval_s=1", "replay.batch_size=32", "--follow", "a", "--required")
+    source = pair.keys("a")
+    eventually(lambda: pair.data.exists(source.kept("b")), "the second has a checkpoint", 240)
+    for process in reversed(second.tree()):
+        process.kill()
+    second.wait(5)
+    mine = pair.keys("b").claim("learner")
+    eventually(lambda: not pair.data.exists(mine), "the killed learner's claim runs out", 60)
+    assert pair.home.call("tune", "a", "budget.env_steps=1000").status == 0
+    eventually(lambda: "waits for required reader b" in first.output, "the first says whom it waits for", 240)
+    return first, source
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_finished_run_waits_until_its_required_follower_has_everything(pair: Pair, eventually: Eventually) -> None:
+    first, source = finishing(pair, eventually)
+    assert "(which is not there)" in first.output
+    assert "clawq reader drop a b" in first.output
+    assert pair.home.status("a")["metrics"]["stage"] == "waiting for reader b"
+    first.process.send_signal(signal.SIGINT)
+    eventually(lambda: "once more" in first.output, "it was told to stop")
+    second = pair.home.start("learner", "start", "--resume", str(pair.home.runs / "b"))
+    assert first.wait(300) == 0, first.output
+    assert second.wait(300) == 0, second.output + pair.home.logs("b")
+    assert "not_read" not in pair.home.report("a")
+    assert "has finished" in pair.home.report("b")["ended"]
+    # Every fragment that was there since the second began is in its ring
+    told = pair.home.call("log", "ledger", str(pair.home.runs / "a"), "--json")
+    assert told.status == 0, told.output
+    [ledger] = json.loads(told.output)["readers"]
+    assert (ledger["reader"], ledger["in_stream"], ledger["sums"]["gaps"].get("trimmed", 0)) == ("b", 0, 0)
+    assert not pair.data.exists(source.slots)
+    assert "Traceback" not in pair.home.logs("a") + pair.home.logs("b")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_second_ctrl_c_gives_the_follower_up_and_says_what_it_loses(pair: Pair, eventually: Eventually) -> None:
+    first, source = finishing(pair, eventually)
+    for _ in range(2):
+        first.process.send_signal(signal.SIGINT)
+        eventually(lambda: "once more" in first.output, "it was told to stop")
+    assert first.wait(120) == 0, first.output
+    lost = pair.home.report("a")["not_read"]["b"]
+    assert lost > 0
+    assert f"gave up waiting for reader b: {lost} fragments that it has not checkpointed are lost" in first.output
+    assert not pair.data.exists(source.slots)
 
 
 @pytest.mark.timeout(300)

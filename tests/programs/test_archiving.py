@@ -10,6 +10,7 @@ from clawq.config import RunConfig
 from clawq.core import Control, Entry
 from clawq.errors import UserError
 from clawq.programs.archiving import open_archiver, open_log
+from clawq.programs.audit import audit_live
 from clawq.programs.link import Link, Wires
 from clawq.programs.run import Run
 from clawq.testing.experience import SPEC
@@ -109,3 +110,61 @@ def test_an_actor_does_not_wait_for_the_disk_of_a_required_archive(
     assert archiver.holds() == {}
     archiver.close()
     assert data_client.hget(kept, "w-0") == f"{sender.epoch}-1".encode()
+
+
+def test_the_archive_has_an_exact_ledger_also_after_a_kill_that_published_less_than_was_written(
+    tmp_path: Path, data_client: redis.Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(archive_writer, "SYNC_S", 0.0)
+    run = made_run(tmp_path, run_keys, enabled=True, on_full="block")
+    gone, stays = (StreamWriter.open(data_client, run_keys, slot, "w") for slot in ("gone", "stays"))
+    learner = StreamReader(data_client, run_keys)
+
+    def send(writer: StreamWriter, first: int, last: int) -> None:
+        for seq in range(first, last + 1):
+            writer.send(seq, b"x")
+
+    def balance() -> tuple[int, int, int]:
+        found = audit_live(data_client, run_keys, "archive", settling_s=0.0)
+        assert found.problems() == [], found.to_json()
+        return found.acknowledged, found.sums.get("committed", 0), found.in_stream
+
+    send(gone, 1, 3)
+    send(stays, 1, 2)
+    archiver = open_archiver(run, data_client, print)
+    assert archiver is not None
+    archiver.start()
+    eventually(lambda: balance() == (5, 5, 0), "all is archived, and told")
+    # One slot goes, behind what is archived
+    gone.close()
+    eventually(lambda: archiver.holds() == {"gone": f"{gone.epoch}-3", "stays": f"{stays.epoch}-2"}, "it is on disk")
+    while learner.cursors() != archiver.holds():
+        learner.read(0.1)
+    eventually(
+        lambda: learner.trim(learner.cursors(), 0) >= 0 and not data_client.xlen(run_keys.stream("gone")), "trimmed"
+    )
+    assert learner.sweep() == ["gone"]
+    assert balance() == (5, 5, 0)
+    eventually(lambda: list(archiver.holds() or {}) == ["stays"], "what is gone is not kept for ever")
+    told = data_client.hgetall(run_keys.ledger("archive"))
+    send(stays, 3, 6)
+    eventually(lambda: balance() == (9, 9, 0), "it goes on")
+    archiver.close()
+    # What it had written last was not published when it was killed; and two more came while it was away
+    data_client.delete(run_keys.ledger("archive"))
+    data_client.hset(run_keys.ledger("archive"), mapping=told)  # type: ignore[arg-type]
+    send(stays, 7, 8)
+    assert balance() == (11, 5, 6)
+    again = open_archiver(run, data_client, print)
+    assert again is not None
+    again.start()
+    eventually(lambda: balance() == (11, 11, 0), "each is counted once")
+    again.close()
+    stays.close()
+    # Another archive of the same run begins anew
+    elsewhere = made_run(tmp_path / "other", run_keys, enabled=True)
+    other = open_archiver(elsewhere, data_client, print)
+    assert other is not None
+    other.start()
+    eventually(lambda: balance()[0] == 11, "it balances, too")
+    other.close()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clawq.programs.audit import audit, audit_live
+from clawq.programs.audit import audit, audit_live, others
 from clawq.programs.checkpoint import Checkpoints
 from clawq.replay.ledger import Ledger
 from clawq.transport.keys import RunKeys
@@ -43,7 +43,7 @@ def assert_books_balance(data: Any, keys: RunKeys, folder: Path) -> dict[str, An
 
 
 def assert_ledger_balances(data: Any, keys: RunKeys, folder: Path | None) -> None:
-    """What `clawq log ledger` says of a run, whatever has become of it; a run without any ledger is passed over.
+    """What `clawq log ledger` says of all readers of a run, whatever has become of it; without any it is passed over.
 
     Args:
         data: client of the data server, None if that has ended.
@@ -51,8 +51,9 @@ def assert_ledger_balances(data: Any, keys: RunKeys, folder: Path | None) -> Non
         folder: the run folder; None for a run that has only actors.
     """
     found = audit(data, keys, folder) if folder is not None else audit_live(data, keys, settling_s=0.0)
-    problems = [] if found is None else found.problems()
-    assert found is None or not problems, f"{problems}\n{json.dumps(found.to_json(), indent=1)}"
+    for one in ([] if found is None else [found]) + others(data, keys, folder):
+        problems = one.problems()
+        assert not problems, f"reader {one.reader}: {problems}\n{json.dumps(one.to_json(), indent=1)}"
 
 
 def assert_every_ledger_balances(data: Any, runs: Path) -> None:

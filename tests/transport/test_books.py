@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from clawq.core import Vanished
+from clawq.core import Stream, Vanished
 from clawq.transport import readers
-from clawq.transport.books import Books, Position, Sighting
+from clawq.transport.books import Books, Position, Sighting, View
 from clawq.transport.client import connect
 from clawq.transport.control import delete_run
 from clawq.transport.keys import RunKeys
@@ -26,23 +26,33 @@ def test_what_was_acknowledged_goes_on_counting_when_a_stream_is_trimmed_swept_a
     data_client: Any, run_keys: RunKeys
 ) -> None:
     books = Books(data_client, run_keys)
-    assert books.look({}) == {}
+    assert books.look({}) == View({}, 0)
     writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    first = Stream(writer.epoch, 0)
     send(writer, 1, 3)
     reader = StreamReader(data_client, run_keys)
     while reader.cursors().get("a") != f"{writer.epoch}-3":
-        assert reader.read(2.0)
-    assert books.look({}) == {"a": Sighting(3, 3)}
-    at = Position(2, f"{writer.epoch}-2")
-    assert books.look({"a": at}) == {"a": Sighting(3, 1)}
+        entries = reader.read(2.0)
+        assert {entry.stream for entry in entries} == {first}
+    assert books.look({}).streams == {"a": Sighting(3, 3, first)}
+    at = Position(2, f"{writer.epoch}-2", born=writer.epoch)
+    assert books.look({"a": at}) == View({"a": Sighting(3, 1, first)}, 0)
     writer.close()
+    # The same stream, with another writer
+    again = StreamWriter.open(data_client, run_keys, "a", "w")
+    assert books.look({"a": at}) == View({"a": Sighting(3, 1, first)}, 0)
+    again.close()
     reader.trim(reader.cursors(), 0)
     assert reader.sweep() == ["a"]
     # Gone, and not forgotten
-    assert books.look({}) == {"a": Sighting(3, 0)}
+    assert books.look({}) == View({}, 3)
     again = StreamWriter.open(data_client, run_keys, "a", "w")
     send(again, 1, 2)
-    assert books.look({"a": Position(3, f"{writer.epoch}-3")}) == {"a": Sighting(5, 2)}
+    second = Stream(again.epoch, 3)
+    assert books.look({"a": at}) == View({"a": Sighting(2, 2, second)}, 3)
+    # Whatever the clock says, what comes later is above all that is gone
+    data_client.hset(run_keys.swept, "epoch", 2**50)
+    assert StreamWriter.open(data_client, run_keys, "b", "w").epoch == 2**50 + 1
 
 
 def test_what_a_reader_publishes_is_read_whole_and_only_changes_are_written(
