@@ -312,7 +312,7 @@ def _taken(cursor: Any) -> tuple[int, int]:
     return parse_id(text) if text else (0, 0)
 
 
-def _next_incarnation(previous: bytes | None) -> int:
+def _next_incarnation(previous: bytes | str | None) -> int:
     try:
         before = parse_object(previous).get("incarnation", 0) if previous else -1
     except ValueError:
@@ -320,7 +320,7 @@ def _next_incarnation(previous: bytes | None) -> int:
     return before + 1 if is_whole(before) or before == -1 else 1
 
 
-def _stream_of(previous: bytes | None) -> Stream | None:
+def _stream_of(previous: bytes | str | None) -> Stream | None:
     """The stream of a slot with that registration; None if it has none, or somebody else wrote there."""
     try:
         return parse_registration(previous)[1] if previous else None
