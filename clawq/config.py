@@ -58,6 +58,21 @@ class Exploration(Section):
     random_steps: Annotated[float, Field(ge=1, le=1000)] = 1.0
 
 
+class Recycle(Section):
+    """When an actor gives way to a new one. It first sends all that it has; the episodes under way in it break off.
+
+    Attributes:
+        memory_mb: private memory of an actor, with all that it started; null = any. A host may set its own limit,
+            CLAWQ_ACTOR_MEMORY_MB: the lower one holds.
+        fragments: fragments that an actor makes at most (it is looked at when a lease ends); null = any number.
+        cooldown_s: because of memory, an actor of the same slot goes at most once in so many seconds.
+    """
+
+    memory_mb: Annotated[int, Field(ge=64)] | None = None
+    fragments: Positive | None = None
+    cooldown_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+
+
 class Actors(Section):
     """How experience is collected.
 
@@ -68,6 +83,7 @@ class Actors(Section):
         fragment_bytes: and at the latest at this size (before the end of the step that passes it).
         outbox_fragments: fragments an actor holds when Redis is slow or away.
         on_full: what happens when the outbox is full; every drop is counted.
+        recycle: when an actor gives way to a new one, for simulators that leak.
     """
 
     max_actors: Positive = 1000
@@ -76,6 +92,7 @@ class Actors(Section):
     fragment_bytes: Annotated[int, Field(ge=1024, le=4_000_000)] = 512_000
     outbox_fragments: Positive = 64
     on_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
+    recycle: Recycle = Recycle()
 
 
 class Staleness(Section):

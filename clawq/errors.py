@@ -31,6 +31,7 @@ people: what was wrong, where, what is allowed, what to do.
                                   ScheduleInvalid · ExperienceGone
         CheckpointInvalid         SnapshotInvalid (the replay ring's part of it)
       ActorFailed                 an actor or another exec'ed program ended badly
+      SimulatorFailed             the simulator cannot go on in this process (raised by environment plugins)
 """
 
 from collections.abc import Mapping, Sequence
@@ -275,6 +276,16 @@ class ScheduleInvalid(LearnerError):
 
 class ExperienceGone(LearnerError):
     """A fragment that a schedule names is kept nowhere any more."""
+
+
+class SimulatorFailed(ClawqError):
+    """The simulator cannot go on in this process, but perhaps in a new one: a lost CUDA context, a fatal error of it.
+
+    For environment plugins to raise from `reset`, `step` or `restart`. The actor sends what it has, and its process is
+    replaced. A simulator whose native code ends the process itself exits with `exit_code`, to be counted the same.
+    """
+
+    exit_code = 86
 
 
 class ActorFailed(ClawqError):

@@ -92,6 +92,10 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "produced_steps": Metric("env steps", "made by actors, by the counters in their headers"),
         "lost_unacked": Metric("fragments", "bound of what failed actors took with them unsent", "0"),
         "actor_failures": Metric("failures", "actors that failed, died or hung since the learner started", "0"),
+        "recycled/*": Metric(
+            "actors", "gave way to new ones, by reason: memory, fragments, simulator", "as configured"
+        ),
+        "broken_off_episodes": Metric("episodes", "under way in actors that were recycled"),
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
         "workers_reaped_total/*": Metric("processes", "ended by a watchdog, by reason (board only)", "0"),
         "drops/*": Metric("env steps", "not used, by reason", "0"),

@@ -91,6 +91,11 @@ class Adder:
         """Env steps packed into fragments so far."""
         return self._produced
 
+    @property
+    def unfinished(self) -> int:
+        """Episodes that are under way: envs that have taken a step since their last reset."""
+        return int(np.count_nonzero(self._episodes.length))
+
     def begin(self, obs: Obs) -> None:
         """All envs were reset and show `obs` [N, ...]."""
         self._last_obs = obs

@@ -7,6 +7,7 @@ block`) for room in the outbox. It touches no network. Env state, policy and unf
 to the next; in rounds the open fragment too.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,8 @@ Phase = Literal["start", "reset", "step", "send", "wait"]
 RESTARTS = 3
 #: Longest wait before the loop looks up again, seconds.
 LOOK_UP_S = 0.1
+#: Longest wait for room in the outbox when the actor goes away, seconds.
+FLUSH_S = 0.5
 
 
 @dataclass(slots=True)
@@ -77,11 +80,14 @@ class RolloutLoop:
         self._adder.begin(self._obs)
         self._progress("reset", 0)
 
-    def run(self, ended: Callable[[], str | None]) -> Report:
-        """Act until `ended` gives a reason (asked after every step), the run stops, or the slot is lost."""
+    def run(self, ended: Callable[[], str | None], retiring: Callable[[], bool] = lambda: False) -> Report:
+        """Act until `ended` gives a reason (asked after every step), the run stops, or the slot is lost.
+
+        Or until `retiring` (asked between fragments, in rounds between quotas): then the reason is `recycled`.
+        """
         report = Report()
         before, waited_s = Counter(self._outbox.dropped), dict(self._sender.waited_s)
-        while not (reason := ended() or self._over()):
+        while not (reason := ended() or self._over() or self._retired(retiring)):
             if not self._adder.steps and not self._may_act():
                 self._wait("wait", report)
                 continue
@@ -93,10 +99,13 @@ class RolloutLoop:
         return report
 
     def flush(self, report: Report) -> bool:
-        """Send what an open fragment has, since this actor goes away; whether there was one."""
+        """Send what an open fragment has, since this actor goes away; whether there was one.
+
+        For room in the outbox it waits only a little: whoever ends an actor does not wait for Redis.
+        """
         if not self._adder.steps:
             return False
-        self._hand_over(report)
+        self._hand_over(report, FLUSH_S)
         return True
 
     def _collect(self, ended: Callable[[], str | None], report: Report) -> bool:
@@ -137,20 +146,26 @@ class RolloutLoop:
                 return obs
         raise ActorFailed(f"env {int(broken.argmax())} shows non-finite observations right after {RESTARTS} restarts")
 
-    def _hand_over(self, report: Report) -> None:
+    def _retired(self, retiring: Callable[[], bool]) -> str | None:
+        if self._adder.steps or self._share.room(self._actor.version) not in (None, 0):
+            return None
+        return "recycled" if retiring() else None
+
+    def _hand_over(self, report: Report, patience_s: float = math.inf) -> None:
         """Close the open fragment and hand it over."""
         fragment = self._adder.close()
         self._share.collected(fragment.meta.weights_version, fragment.meta.steps)
         report.fragments += 1
         report.episodes += len(fragment.meta.episodes)
-        if not self._put(fragment, report):
+        if not self._put(fragment, report, patience_s):
             report.dropped["abandoned"] += fragment.meta.steps * fragment.meta.envs
 
-    def _put(self, fragment: Fragment, report: Report) -> bool:
-        """Hand the fragment over; waits for room for as long as the sender lives."""
+    def _put(self, fragment: Fragment, report: Report, patience_s: float) -> bool:
+        """Hand the fragment over; waits for room for so long, and for as long as the sender lives."""
+        until_s = time.monotonic() + patience_s
         while not self._outbox.put(fragment, LOOK_UP_S):
             self._noted("send", report)
-            if self._over():
+            if self._over() or time.monotonic() >= until_s:
                 return False
         return True
 

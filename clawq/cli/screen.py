@@ -113,6 +113,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("drops", drops(snapshot)),
         ("failures", failures(snapshot)),
         ("reaped", reaped(snapshot)),
+        ("recycled", recycled(snapshot)),
         ("note", found.text("note")),
     ]
     return [(label, text) for label, text in table if text]
@@ -160,6 +161,18 @@ def reaped(snapshot: Snapshot) -> str:
         if name.startswith("workers_reaped_total/")
     ]
     return ", ".join(f"{number(count)} {why}" for why, count in found if isinstance(count, int | float) and count)
+
+
+def recycled(snapshot: Snapshot) -> str:
+    """Actors that gave way to new ones, as `3 by memory, 1 by simulator, 8 episodes broken off`; empty if none did."""
+    counts = [
+        (name.partition("/")[2], count) for name, count in sorted(snapshot.items()) if name.startswith("recycled/")
+    ]
+    some = [f"{number(count)} by {why}" for why, count in counts if isinstance(count, int | float) and count]
+    episodes = snapshot.get("broken_off_episodes")
+    if some and isinstance(episodes, int | float) and episodes:
+        some.append(f"{number(episodes)} episodes broken off")
+    return ", ".join(some)
 
 
 def number(value: float) -> str:
@@ -233,6 +246,7 @@ __all__ = [
     "line",
     "number",
     "reaped",
+    "recycled",
     "rows",
     "score",
     "share",

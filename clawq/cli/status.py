@@ -131,7 +131,9 @@ def _print_one(view: View, run: "RunRecord") -> None:
         click.echo(f"  {label:<12}{text}")
     beats = view.workers(run)
     for name, beat in sorted(beats.items()):
-        click.echo(f"  worker      {name}: {beat.busy} of {beat.slots} slots busy (host {beat.host}, pid {beat.pid})")
+        again = f", started again {beat.restarts} times" if beat.restarts else ""
+        busy = f"{beat.busy} of {beat.slots} slots busy"
+        click.echo(f"  worker      {name}: {busy} (host {beat.host}, pid {beat.pid}{again})")
     if not beats:
         click.echo("  worker      none; start one with `clawq worker start`")
 

@@ -17,7 +17,9 @@ def worker() -> None:
 @click.option("--name", help="Name of the worker, unique on this machine; default: made from its pid.")
 @click.option("--log-level", default="INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
 def start(slots: int | None, runs: str, pool: str | None, name: str | None, log_level: str) -> None:
-    """Serve runs until SIGTERM or Ctrl-C (a second one ends it at once).
+    """Serve runs until SIGTERM or Ctrl-C (a second one, or SIGQUIT, ends it at once).
+
+    The Celery worker is a child of this process, which starts it again when it dies or hangs.
 
     Redis is found in CLAWQ_BROKER_URL and CLAWQ_DATA_URL, or in this machine's state file.
     """

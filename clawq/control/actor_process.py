@@ -1,6 +1,7 @@
 """One actor process, driven over its control socket: newline-separated JSON both ways.
 
     worker → actor   {"op":"lease","run":{...},"slot":s,"worker":w,"data_url":u,"seconds":5.0}   {"op":"end"}
+                     {"op":"retire"}                  end after the fragment at work, once everything was sent
     actor → worker   {"event":"ready"}                                       after its heavy imports
                      {"event":"progress","phase":p,"env_steps":n}            at most every 0.5 s, only by real progress
                      {"event":"done","report":{...}}   {"event":"failed","kind":k,"error":text}
@@ -15,14 +16,15 @@ Environment, policy, outbox and claim live on in the process from lease to lease
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from clawq.config import Watchdog
 from clawq.control.shutdown import Shutdown
+from clawq.errors import SimulatorFailed
 from clawq.json_text import parse_object
-from clawq.spawning.failure import Failure
+from clawq.spawning.failure import SIMULATOR, Failure, how_it_ended
 from clawq.spawning.spawner import Child, wait_readable
 
 _TICK_S = 0.25
@@ -142,10 +144,19 @@ class ActorProcess:
         self._patience = patience
         self._unread = b""
         self._ready = False
+        self._retiring = ""
         self.run_tag = run_tag
 
-    def run_lease(self, lease: Lease, shutdown: Shutdown) -> dict[str, Any]:
+    def run_lease(
+        self, lease: Lease, shutdown: Shutdown, worn: Callable[[int], str | None] = lambda pid: None
+    ) -> dict[str, Any]:
         """Drive one lease and return the actor's report (`env_steps`, `fragments`, `episodes`, `reason`, `dropped`).
+
+        Args:
+            lease: what to do.
+            shutdown: begins when the worker ends.
+            worn: asked a few times a second with the actor's pid; why it shall retire, or None. One that has retired
+                reports `recycled` as its reason, and why; it is ending then.
 
         Raises:
             Failure: it failed, died or hung; it has been ended. `kind` says how.
@@ -153,6 +164,9 @@ class ActorProcess:
         watch = _Watch(self._patience, lease.seconds, "start" if self._ready else "exec")
         self._send(lease.to_message())
         while True:
+            if not self._retiring and (why := worn(self.child.pid)) is not None:
+                self._retiring = why
+                self._send({"op": "retire"})
             self._wait(watch, shutdown)
             for message in self._messages():
                 event = message.get("event")
@@ -163,9 +177,12 @@ class ActorProcess:
                     watch.moved(str(message.get("phase", "step")))
                 elif event == "done":
                     report = message.get("report")
-                    return dict(report) if isinstance(report, Mapping) else {}
+                    report = dict(report) if isinstance(report, Mapping) else {}
+                    return {**report, "why": self._retiring} if report.get("reason") == "recycled" else report
                 elif event == "failed":
-                    self.fail(str(message.get("kind", "error")), str(message.get("error", "")), grace_s=1.0)
+                    kind = str(message.get("kind", "error"))
+                    kind = SIMULATOR if kind == SimulatorFailed.__name__ else kind
+                    self.fail(kind, str(message.get("error", "")), grace_s=1.0)
             if (trouble := watch.trouble()) is not None:
                 self.child.dump_stacks()
                 self.fail(*trouble)
@@ -235,8 +252,7 @@ class ActorProcess:
 
     def _died(self) -> None:
         status = self.child.end_tree(grace_s=1.0)
-        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        raise Failure("died", how, self.child.log.tail())
+        raise Failure(*how_it_ended(status, self.child.ooms), self.child.log.tail())
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

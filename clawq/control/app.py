@@ -20,10 +20,12 @@ from typing import Any
 
 from celery import Celery, Task, signals
 from celery.local import Proxy
+from kombu.transport import TRANSPORT_ALIASES
 
 from clawq import plugins
 from clawq.control import tasks
 from clawq.control.celery_settings import make_app
+from clawq.control.commands import CountedRequest, SturdyTransport
 from clawq.control.lifecycle import bind_lifecycle
 from clawq.control.settings import HostSettings
 from clawq.control.subscription import Subscription
@@ -40,6 +42,8 @@ def register_tasks(target: Celery) -> None:
     target.task(name="clawq.rollout")(tasks.rollout)
     for name in plugins.names("tasks"):
         _register_plugin(target, name)
+    for task in target.tasks.values():
+        task.Request = CountedRequest
 
 
 def _register_plugin(target: Celery, name: str) -> None:
@@ -88,6 +92,9 @@ def _worker_app() -> Celery:
     return made
 
 
+# Both names of Redis in URLs; socket files go by the first.
+for _scheme in ("redis", "rediss"):
+    TRANSPORT_ALIASES[_scheme] = f"{SturdyTransport.__module__}:{SturdyTransport.__name__}"
 app = _worker_app()
 
 

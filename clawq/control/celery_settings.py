@@ -6,11 +6,12 @@ duplicates, and who sends can derive again what to send.
 """
 
 import sys
+import uuid
 from typing import Any
 
 from celery import Celery
 
-from clawq.control.queues import DEFAULT_QUEUE, KEY_PREFIX, make_queue
+from clawq.control.queues import COMMAND_HEADER, DEFAULT_QUEUE, KEY_PREFIX, make_queue
 from clawq.transport.client import celery_url
 
 
@@ -43,6 +44,8 @@ def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_retry=True,
+        # A broker that answers with an error (it is full, or loading) ends a worker otherwise.
+        broker_channel_error_retry=True,
         # The default gives up, and exits, after 100 tries.
         broker_connection_max_retries=None,
         broker_pool_limit=2,
@@ -74,6 +77,8 @@ def send_command(
 ) -> str:
     """Send one task once and return its Celery id; nothing is retried.
 
+    It gets an id of its own too, under which its attempts are counted if its task is acknowledged late.
+
     Args:
         sender: from `make_app`.
         connection: a kombu connection to use; None takes one from the app's pool.
@@ -81,7 +86,9 @@ def send_command(
         queue: a run's queue, or the queue of all workers.
         arguments: JSON-able keyword arguments of the task.
     """
-    return str(sender.send_task(name, kwargs=arguments, queue=make_queue(queue), connection=connection).id)
+    headers = {COMMAND_HEADER: uuid.uuid4().hex}
+    sent = sender.send_task(name, kwargs=arguments, queue=make_queue(queue), connection=connection, headers=headers)
+    return str(sent.id)
 
 
 __all__ = ["make_app", "send_command"]

@@ -3,8 +3,10 @@
 At its start, before a pool forks, the shutdown pipe is made and the identity of the worker is noted. At the first
 SIGTERM or SIGINT the pipe becomes readable: every lease asks its actor to finish its fragment, send it and stop, and
 kills it if it does not within two seconds; evaluations and recordings are ended at once (they will be sent again).
-A second signal forces the end. A guard thread ends a worker that is still there after `SHUTDOWN_S`, for instance
-because the broker does not answer, unless it is busy with a task of somebody else's plugin: that is waited for.
+A second signal, or SIGQUIT (Celery's cold shutdown), forces the end. A guard thread ends a worker that is still there
+after `SHUTDOWN_S`, for instance because the broker does not answer; a task of somebody else's plugin is waited for, but
+no longer than CLAWQ_TASK_GRACE_S. Force loses nothing that was acknowledged: what was not is on the broker, and is
+delivered again after the visibility timeout.
 """
 
 import logging
@@ -20,15 +22,14 @@ from celery.worker import state
 
 from clawq import progress
 from clawq.control import pool_process
-from clawq.control.settings import HostSettings, slot_name, worker_name
+from clawq.control.pulse import start_pulse
+from clawq.control.settings import SHUTDOWN_S, HostSettings, slot_name, worker_name
 from clawq.control.shutdown import Shutdown
 from clawq.errors import UserError
 from clawq.registry import Registration, enrol
 
 log = logging.getLogger(__name__)
 
-#: A worker with only clawq's own tasks is gone so long after the first signal.
-SHUTDOWN_S = 4.5
 #: Tasks that end by themselves within the shutdown.
 OWN_TASKS = frozenset({"clawq.rollout", "clawq.evaluate", "clawq.record"})
 
@@ -46,10 +47,14 @@ def bind_lifecycle(app: Celery) -> None:
         if sender.app is app:
             begin_worker(sender)
 
-    def on_shutting_down(**_: Any) -> None:
-        if pool_process.identity() is not None:
-            lifecycle.signals_seen += 1
-            stop_or_force(lifecycle.signals_seen)
+    def on_shutting_down(how: str = "Warm", **_: Any) -> None:
+        if pool_process.identity() is None:
+            return
+        if how == "Cold":
+            # Celery's own way differs by pool: solo loses the task at work, threads end with a traceback.
+            force_exit(1)
+        lifecycle.signals_seen += 1
+        stop_or_force(lifecycle.signals_seen)
 
     signals.worker_init.connect(on_init, weak=False)
     signals.worker_shutting_down.connect(on_shutting_down, weak=False)
@@ -62,15 +67,22 @@ def begin_worker(worker: Any) -> None:
         broker_url, data_url = settings.require_urls()
     except UserError as error:
         raise SystemExit(f"clawq worker: {error}") from None
+    try:
+        kind = pool_kind(worker.pool_cls)
+        check_options(worker, kind)
+    except UserError as error:
+        raise SystemExit(f"clawq worker: {error}") from None
     if broker_url == data_url:
         log.warning("one Redis serves as broker and as data server: when its memory is full, Celery workers die")
     identity = pool_process.Identity(
         worker=worker_name(str(worker.hostname), os.getpid()),
         main_pid=os.getpid(),
-        pool=pool_kind(worker.pool_cls),
-        concurrency=int(worker.concurrency),
+        pool=kind,
+        # Solo runs one task at a time, whatever it is told.
+        concurrency=1 if kind == "solo" else int(worker.concurrency),
         settings=settings,
         shutdown=Shutdown(),
+        pulse=start_pulse(),
     )
     pool_process.introduce(identity)
     enrol_worker(identity)
@@ -91,12 +103,31 @@ def enrol_worker(identity: pool_process.Identity) -> None:
 
 
 def pool_kind(pool_cls: Any) -> str:
-    """`prefork`, `solo` or `threads` (which stands for every pool of several tasks in one process)."""
+    """`prefork`, `solo` or `threads`. Raises UserError for a pool under which actors cannot be driven."""
     name = pool_cls if isinstance(pool_cls, str) else str(pool_cls.__module__)
-    for kind in ("prefork", "solo"):
+    if "process" in name:
+        # Celery's older name for it.
+        return "prefork"
+    for kind in ("prefork", "solo", "thread"):
         if kind in name:
-            return kind
-    return "threads"
+            return "threads" if kind == "thread" else kind
+    raise UserError(
+        f"the worker pool {name} cannot drive actors: it replaces sockets and threads by its own. Use -P threads (one "
+        "thread for each slot and one more), -P prefork or -P solo; or `clawq worker start`, which chooses well"
+    )
+
+
+def check_options(worker: Any, kind: str) -> None:
+    """UserError for what Celery would do to actors behind our back, with what to do instead."""
+    ends_children = [name for name in ("max_tasks_per_child", "max_memory_per_child") if getattr(worker, name, None)]
+    if kind == "prefork" and ends_children:
+        raise UserError(
+            f"{' and '.join(ends_children)} would end pool processes with their actors, in the midst of a fragment. "
+            "Leave it out, and have actors recycle themselves: actors.recycle.fragments and actors.recycle.memory_mb "
+            "in the run's configuration, or CLAWQ_ACTOR_MEMORY_MB here"
+        )
+    if getattr(worker, "autoscale", None):
+        raise UserError("--autoscale would end pool processes with their actors; start or stop whole workers instead")
 
 
 def stop_or_force(signals_seen: int) -> None:
@@ -117,10 +148,13 @@ def force_exit(status: int) -> None:
 def _guard(identity: pool_process.Identity) -> None:
     while not identity.shutdown.wait(3600.0):
         pass
-    deadline = time.monotonic() + SHUTDOWN_S
-    while time.monotonic() < deadline or _foreign(state.active_requests):
+    begun_s = time.monotonic()
+    latest_s = begun_s + max(SHUTDOWN_S, identity.settings.task_grace_s)
+    while time.monotonic() < (latest_s if _foreign(state.active_requests) else begun_s + SHUTDOWN_S):
         time.sleep(0.1)
     if os.getpid() == identity.main_pid:
+        if cut_off := sorted(request.name for request in list(state.active_requests) if request.name not in OWN_TASKS):
+            log.warning("cut off: %s (CLAWQ_TASK_GRACE_S=%g)", ", ".join(cut_off), identity.settings.task_grace_s)
         log.warning("the worker did not end within %.1f s; ending it now", SHUTDOWN_S)
         force_exit(0)
 
@@ -133,4 +167,4 @@ def _foreign(requests: Iterable[Any]) -> bool:
         return True
 
 
-__all__ = ["OWN_TASKS", "SHUTDOWN_S", "begin_worker", "bind_lifecycle", "force_exit", "pool_kind", "stop_or_force"]
+__all__ = ["OWN_TASKS", "begin_worker", "bind_lifecycle", "check_options", "force_exit", "pool_kind", "stop_or_force"]

@@ -13,7 +13,9 @@ from typing import Any
 
 from clawq.config import Watchdog
 from clawq.control.actor_process import ActorProcess, Lease, Patience
+from clawq.control.pulse import PulseSender
 from clawq.control.queues import ACTIVE_STATES
+from clawq.control.recycling import Recycler
 from clawq.control.settings import HostSettings, slot_name
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
@@ -43,6 +45,7 @@ class Identity:
         concurrency: tasks at a time, over all pool processes.
         settings: the host's own configuration.
         shutdown: begins when the worker ends.
+        pulse: tells a supervisor that the worker lives; None where there is none.
     """
 
     worker: str
@@ -51,6 +54,7 @@ class Identity:
     concurrency: int
     settings: HostSettings
     shutdown: Shutdown
+    pulse: PulseSender | None = None
 
     @property
     def slots(self) -> int:
@@ -75,7 +79,8 @@ class PoolProcess:
         if identity.pool == "prefork":
             # Forked, so nobody registered it; it shows no progress, since a lease's own clocks bound what it does.
             enrol(Registration("pool", names[0], urls=identity.settings.require_urls()), parent=identity.main_pid)
-        self.slots = Slots(names, self._start_actor, identity.shutdown, is_over=self.stopped)
+        recycler = Recycler(identity.settings.actor_memory_mb)
+        self.slots = Slots(names, self._start_actor, identity.shutdown, is_over=self.stopped, recycler=recycler)
 
     @cached_property
     def registry(self) -> RunRegistry:

@@ -13,6 +13,8 @@ from clawq.transport.keys import queue_name
 
 #: The queue of every worker, for commands that belong to no run.
 DEFAULT_QUEUE = "clawq"
+#: Header of a message with the command's own id: Celery's may change on the way.
+COMMAND_HEADER = "clawq_command"
 #: All keys of Celery on the broker begin with this.
 KEY_PREFIX = "clawq:c:"
 #: States of a run record in which workers serve the run.
@@ -41,6 +43,7 @@ def run_queues(run_id: str) -> tuple[str, str]:
 
 __all__ = [
     "ACTIVE_STATES",
+    "COMMAND_HEADER",
     "DEFAULT_QUEUE",
     "KEY_PREFIX",
     "lease_queue",

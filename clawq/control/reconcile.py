@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from clawq.errors import SimulatorFailed
+from clawq.spawning.failure import SIMULATOR
+
 #: Leases that wait beside those for free slots.
 SPARE_LEASES = 2
 #: A sent evaluation that nobody began within this time is sent again, seconds.
@@ -22,8 +25,9 @@ PICKUP_S = 15.0
 ABSENT_S = 5.0
 #: Most times that one evaluation is sent.
 MAX_ATTEMPTS = 3
-#: Failures that say nothing about the policy: the worker ended or is gone, or the program was killed.
-PASSING_FAILURES = frozenset({"stopped", "died", "gone"})
+#: Failures that say nothing about the policy: the worker ended or is gone, or the program was killed or its simulator
+#: failed.
+PASSING_FAILURES = frozenset({"stopped", "died", "gone", "oom", SIMULATOR, SimulatorFailed.__name__})
 
 
 @dataclass(frozen=True, slots=True)

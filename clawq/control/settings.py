@@ -11,6 +11,8 @@ Nothing here comes over the wire. The environment variables are
     CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung; default: what
                                        the run says (watchdog.step_s)
     CLAWQ_WORKER_STALL_S               seconds in which a worker's own loop does not turn; default: 60
+    CLAWQ_TASK_GRACE_S                 how long a worker that ends waits for a task of a plugin, seconds; default: 60
+    CLAWQ_ACTOR_MEMORY_MB              private memory of an actor above which it is recycled; default: as the run says
 """
 
 import os
@@ -23,6 +25,11 @@ from pathlib import Path
 from clawq.errors import UserError
 from clawq.spawning.logfile import log_level
 from clawq.state import resolve_urls, state_dir
+
+#: A worker with only clawq's own tasks is gone so long after the first signal, seconds.
+SHUTDOWN_S = 4.5
+#: No actor does with less private memory: interpreter, numpy, torch.
+LEAST_MEMORY_MB = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class HostSettings:
         remote_control: Celery's remote control and events.
         stall_s: seconds without an env step after which an actor counts as hung; None = what the run says.
         worker_stall_s: seconds in which a worker's own loop does not turn, after which it counts as hung.
+        task_grace_s: how long a worker that ends waits for a task of a plugin, seconds.
+        actor_memory_mb: private memory of an actor above which it is recycled; None = what the run says.
     """
 
     broker_url: str | None
@@ -48,6 +57,8 @@ class HostSettings:
     remote_control: bool
     stall_s: float | None
     worker_stall_s: float
+    task_grace_s: float = 60.0
+    actor_memory_mb: int | None = None
 
     @classmethod
     def from_host(cls, env: Mapping[str, str] | None = None) -> "HostSettings":
@@ -59,6 +70,7 @@ class HostSettings:
         runs = frozenset(name.strip() for name in env.get("CLAWQ_RUNS", "").split(",") if name.strip())
         log_dir = env.get("CLAWQ_LOG_DIR")
         threads, stall = env.get("CLAWQ_ACTOR_THREADS"), env.get("CLAWQ_STALL_TIMEOUT_S")
+        memory = env.get("CLAWQ_ACTOR_MEMORY_MB")
         return cls(
             broker_url=urls[0] if urls else None,
             data_url=urls[1] if urls else None,
@@ -68,6 +80,8 @@ class HostSettings:
             remote_control=env.get("CLAWQ_REMOTE_CONTROL", "") in ("1", "true", "yes", "on"),
             stall_s=_positive("CLAWQ_STALL_TIMEOUT_S", stall) if stall else None,
             worker_stall_s=_positive("CLAWQ_WORKER_STALL_S", env.get("CLAWQ_WORKER_STALL_S", "60")),
+            task_grace_s=_positive("CLAWQ_TASK_GRACE_S", env.get("CLAWQ_TASK_GRACE_S", "60")),
+            actor_memory_mb=_count("CLAWQ_ACTOR_MEMORY_MB", memory, LEAST_MEMORY_MB) if memory else None,
         )
 
     def require_urls(self) -> tuple[str, str]:
@@ -95,9 +109,9 @@ def worker_name(nodename: str, pid: int) -> str:
     return f"celery{pid}" if name == "celery" else name
 
 
-def _count(variable: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise UserError(f"{variable}={text!r} is not a whole number of at least 1")
+def _count(variable: str, text: str, least: int = 1) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise UserError(f"{variable}={text!r} is not a whole number of at least {least}")
     return int(text)
 
 
@@ -111,4 +125,4 @@ def _positive(variable: str, text: str) -> float:
     return value
 
 
-__all__ = ["HostSettings", "slot_name", "worker_name"]
+__all__ = ["LEAST_MEMORY_MB", "SHUTDOWN_S", "HostSettings", "slot_name", "worker_name"]

@@ -3,8 +3,9 @@
 A lease takes a free slot, drives the actor there and gives the slot back; the actor lives on between leases. Which
 free slot: one whose actor already serves that run, else an empty one, else the one idle for longest (its actor is
 closed first: no process ever serves two runs). An actor that failed is replaced at the slot's next lease, after a
-back-off that doubles with each failure in a row and is forgotten by a success. An actor that had no lease for `idle_s`
-or whose run is over is closed, so that neither an ended run nor a pool with more slots than leases holds simulators.
+back-off that doubles with each failure in a row and is forgotten by a success; one that is worn out
+(clawq.control.recycling) ends by itself and is replaced at once. An actor that had no lease for `idle_s` or whose run
+is over is closed, so that neither an ended run nor a pool with more slots than leases holds simulators.
 
 A lease that finds no slot within its own length, or five seconds, gives up and says so: the thread that it waits in is
 the one in which an evaluation could run.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawq.control.actor_process import ActorProcess, Lease
+from clawq.control.recycling import Recycler, Wear
 from clawq.control.shutdown import Shutdown
 from clawq.spawning.failure import Failure
 
@@ -37,6 +39,7 @@ class Slot:
         failures: in a row.
         not_before: monotonic time before which no new actor may start here.
         idle_since: monotonic time of the last lease's end.
+        wear: how much its actor has made and holds.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Slot:
     failures: int = 0
     not_before: float = 0.0
     idle_since: float = field(default_factory=time.monotonic)
+    wear: Wear = field(default_factory=Wear)
 
 
 class Slots:
@@ -56,6 +60,7 @@ class Slots:
         shutdown: begins when the worker ends.
         idle_s: an actor without a lease for so long is closed.
         is_over: whether the run of this tag is over; asked once a second for idle actors.
+        recycler: says when an actor is worn out.
     """
 
     def __init__(
@@ -65,11 +70,13 @@ class Slots:
         shutdown: Shutdown,
         idle_s: float = 30.0,
         is_over: Callable[[str], bool] = lambda run_tag: False,
+        recycler: Recycler | None = None,
     ) -> None:
         self._slots = [Slot(name) for name in names]
         self._start_actor = start_actor
         self._shutdown = shutdown
         self._idle_s, self._is_over = idle_s, is_over
+        self._recycler = recycler or Recycler()
         self._freed = threading.Condition()
         threading.Thread(target=self._close_idle, name="clawq-idle-slots", daemon=True).start()
 
@@ -83,7 +90,8 @@ class Slots:
 
         Returns:
             The actor's report with `slot` added, or {"reason": r} with r = `no_slot`, `run_stopped` (nothing was
-            done) or `worker_stopping`.
+            done) or `worker_stopping`. One that was `recycled` says why, and its `memory_mb` and fragments in all
+            (`made`).
 
         Raises:
             Failure: the actor failed; it is gone, and the slot waits out its back-off.
@@ -112,12 +120,19 @@ class Slots:
         if slot.actor is not None and not (slot.actor.alive and slot.actor.run_tag == run_tag):
             slot.actor.close()
             slot.actor = None
+        wear, recycler = slot.wear, self._recycler
         if slot.actor is None:
             slot.actor = self._start_actor(lease)
-        report = slot.actor.run_lease(lease, self._shutdown)
+            wear.renew()
+        report = slot.actor.run_lease(lease, self._shutdown, lambda pid: recycler.due(wear, pid, lease.run))
         slot.failures = 0
+        reason, fragments = report.get("reason"), int(report.get("fragments", 0))
+        if reason == "recycled":
+            report = {**report, "memory_mb": wear.memory_bytes // 1_000_000, "made": wear.fragments + fragments}
+        else:
+            recycler.worked(wear, fragments)
         # A run that is over needs no actor; a claim that was lost needs a new epoch. When the worker ends, so does it.
-        if report.get("reason") in ("run_stopped", "claim_lost") or self._shutdown.begun:
+        if reason in ("recycled", "run_stopped", "claim_lost") or self._shutdown.begun:
             slot.actor.close()
             slot.actor = None
         return report

@@ -12,6 +12,7 @@ already on its way goes back to the queue.
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -23,11 +24,16 @@ from celery.worker.consumer.tasks import Tasks
 
 from clawq import progress
 from clawq.control import pool_process
+from clawq.control.consumption import LOST_S, Consumption
+from clawq.control.lifecycle import force_exit
 from clawq.control.pool_process import Identity
-from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, make_queue, run_queues
+from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, KEY_PREFIX, make_queue, run_queues
 from clawq.control.settings import slot_name
+from clawq.control.stopped import STOPPED_S, StoppedChildren
+from clawq.control.supervisor import restarts_so_far
 from clawq.errors import TransportError
 from clawq.transport.client import connect
+from clawq.transport.commands import Commands
 from clawq.transport.control import Heartbeat, Heartbeats, RunRecord, RunRegistry
 
 log = logging.getLogger(__name__)
@@ -37,6 +43,8 @@ log = logging.getLogger(__name__)
 WATCH_S, IDLE_WATCH_S = 1.0, 0.2
 #: How often the consumer is compared with that, seconds; nothing is asked of anybody then.
 COMPARE_S = 0.1
+#: Exit status of a worker whose consumer is lost.
+CONSUMER_LOST = 74
 _ROLLOUT = "clawq.rollout"
 
 
@@ -58,8 +66,10 @@ class Watch:
         self._identity = identity
         self._runs: list[RunRecord] = []
         broker_url, data_url = identity.settings.require_urls()
-        self._registry = RunRegistry(connect(broker_url))
+        broker = connect(broker_url)
+        self._registry, self._commands = RunRegistry(broker), Commands(broker)
         self._data = connect(data_url)
+        self._consumption, self._stopped = Consumption(), StoppedChildren()
         self._name = slot_name(identity.worker, 0).rpartition("-")[0]
         self._silent = False
         #: What the consumer should consume; None until the registry was read once.
@@ -74,10 +84,13 @@ class Watch:
     def _run(self) -> None:
         while not self._identity.shutdown.wait(WATCH_S if self._runs else IDLE_WATCH_S):
             try:
+                self._look_after_children()
                 self._look()
+                self._look_after_consumer()
                 self._beat()
                 self._silent = False
             except TransportError as error:
+                self._consumption.forget()
                 if not self._silent:
                     log.warning("%s; the worker goes on with the runs it knows", error)
                 self._silent = True
@@ -92,10 +105,35 @@ class Watch:
         self._runs = [run for run in runs if run.state in ACTIVE_STATES and (only is None or run.run_id in only)]
         self.wanted = wanted_queues(runs, only)
 
+    def _look_after_children(self) -> None:
+        if self._identity.pool == "prefork" and (count := self._stopped.look(time.monotonic())):
+            log.error("%d pool processes were stopped for more than %.0f s and are replaced", count, STOPPED_S)
+
+    def _look_after_consumer(self) -> None:
+        """Begin anew if the worker takes nothing up any more; nobody else in this process would notice."""
+        identity, queues = self._identity, sorted(self.wanted or ())
+        free = len(state.active_requests) < identity.concurrency
+        waiting = self._commands.waiting([KEY_PREFIX + queue for queue in queues]) if free else 0
+        if not self._consumption.look(time.monotonic(), waiting, free, sum(state.total_count.values())):
+            return
+        self._consumption.forget()
+        log.error("%d commands wait, and this worker has taken none for %.0f s: its consumer is lost", waiting, LOST_S)
+        if identity.pulse is None:
+            log.error("nobody supervises this worker; start it again (or use `clawq worker start`, which would)")
+        elif not identity.shutdown.begun:
+            force_exit(CONSUMER_LOST)
+
     def _beat(self) -> None:
         busy = min(_active_leases(), self._identity.slots)
         for run in self._runs:
-            beat = Heartbeat(self._name, self._identity.slots, busy, socket.gethostname(), self._identity.main_pid)
+            beat = Heartbeat(
+                self._name,
+                self._identity.slots,
+                busy,
+                socket.gethostname(),
+                self._identity.main_pid,
+                restarts=restarts_so_far(),
+            )
             Heartbeats(self._data, run.keys).beat(beat)
 
     def _leave(self) -> None:
@@ -121,6 +159,8 @@ class Subscription(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has
         identity = pool_process.identity()
         if identity is None:
             return
+        if identity.pulse is not None:
+            identity.pulse.ready()
         if self._watch is None:
             self._watch = Watch(identity)
         # call_soon: the comparison then runs in the consumer's own thread even where timers have a thread.

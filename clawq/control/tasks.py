@@ -9,6 +9,7 @@ Events appended (all with `worker`):
 
     lease               slot, env_steps, fragments, episodes, reason, dropped
     actor_failed        slot, reason (one word), error (with the end of the actor's log)
+    actor_recycled      slot, why (`memory` or `fragments`), memory_mb, made (fragments), broken_off (episodes)
     evaluation_started  id, label, version
     evaluation          id, label, version, and the numbers of clawq.programs.evaluate
     evaluation_failed   id, label, version, reason, error
@@ -59,6 +60,10 @@ def rollout(run_id: str, seconds: float) -> dict[str, Any]:
         return {"reason": "actor_failed", "failure": failure.kind}
     if "slot" in report:
         _append(place, run, "lease", {"worker": worker, **report})
+    if report.get("reason") == "recycled":
+        facts = {name: report.get(name) for name in ("slot", "why", "memory_mb", "made", "broken_off")}
+        log.warning("run %s: an actor was recycled: %s", run.run_id, facts)
+        _append(place, run, "actor_recycled", {"worker": worker, **facts})
     return report
 
 

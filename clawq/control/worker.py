@@ -1,13 +1,17 @@
-"""`clawq worker start`: a Celery worker in this process, with the pool and the flags that suit clawq.
+"""`clawq worker start`: a supervised Celery worker, with the pool and the flags that suit clawq.
 
-Threads: one worker for each host, one thread for each slot and one more, which keeps the next lease at hand and lets
-an evaluation begin while all slots are busy. Gossip, mingle and Celery's own heartbeat are off (their traffic grows
-with the square of the number of workers); clawq's heartbeats go to the data server.
+`start_worker` checks what it is told and becomes the supervisor (clawq.control.supervisor); this module, run as a
+program, is its child: the Celery worker. Threads: one worker for each host, one thread for each slot and one more,
+which keeps the next lease at hand and lets an evaluation begin while all slots are busy. Gossip, mingle and Celery's
+own heartbeat are off (their traffic grows with the square of the number of workers); clawq's heartbeats go to the data
+server.
 
-SIGTERM or SIGINT: actors end their fragment, send it and stop; the process is gone in less than 5 s with status 0. A
-second signal ends everything at once (status 1).
+SIGTERM or SIGINT: actors end their fragment, send it and stop; the process is gone in less than 5 s with status 0, or
+when a plugin's task is done. A second signal, or SIGQUIT, ends everything at once (status 1). SIGHUP to the Celery
+worker: it ends in order, and is started again.
 """
 
+import json
 import os
 import signal
 import socket
@@ -15,11 +19,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from clawq.control.settings import HostSettings
+from clawq.control.settings import SHUTDOWN_S, HostSettings
+from clawq.control.supervisor import supervise
 from clawq.errors import UserError
 from clawq.transport.client import connect
 
 POOLS = ("threads", "prefork", "solo")
+#: Status of a worker that was told to begin anew (SIGHUP); its supervisor starts it again.
+AGAIN = 75
+#: How long past its own bound a worker that was told to end may take, seconds.
+_STOP_MARGIN_S = 2.0
 
 
 def default_pool(platform: str = sys.platform) -> tuple[str, str]:
@@ -29,12 +38,14 @@ def default_pool(platform: str = sys.platform) -> tuple[str, str]:
     return "threads", "actors are processes of their own, so threads are enough to drive them"
 
 
-def check_pool(pool: str, platform: str = sys.platform) -> str:
-    """The pool itself. Raises UserError if it is unknown, or cannot work on this platform."""
+def check_pool(pool: str, slots: int = 1, platform: str = sys.platform) -> str:
+    """The pool itself. Raises UserError if it is unknown, or cannot do that here."""
     if pool not in POOLS:
         raise UserError(f"there is no worker pool {pool!r}; choose one of {', '.join(POOLS)}")
     if pool == "prefork" and platform == "win32":
         raise UserError("the prefork pool needs fork, which Windows does not have; use --pool threads or --pool solo")
+    if pool == "solo" and slots > 1:
+        raise UserError(f"the solo pool drives one actor at a time, not {slots}; use --slots 1, or --pool threads")
     return pool
 
 
@@ -47,7 +58,7 @@ def start_worker(
     log_level: str = "INFO",
     name: str | None = None,
 ) -> int:
-    """Run a worker until it is told to stop; returns its exit status.
+    """Run a worker, supervised, until it is told to stop; returns its exit status.
 
     Args:
         broker_url: Celery and the run specs; None: from the environment or the host's state file.
@@ -62,7 +73,7 @@ def start_worker(
         UserError: no Redis is known, or the pool cannot work here.
         StoreUnfit: a URL is none of Redis.
     """
-    chosen = check_pool(pool or default_pool()[0])
+    chosen = check_pool(pool or default_pool()[0], slots)
     # The app reads its host's environment when it is imported, as under a bare `celery worker`.
     for variable, value in (("CLAWQ_BROKER_URL", broker_url), ("CLAWQ_DATA_URL", data_url)):
         if value:
@@ -73,13 +84,22 @@ def start_worker(
     for url in settings.require_urls():
         # Nothing is sent; a URL that cannot be one is told here, not by a traceback of Celery's.
         connect(url).close()
+    # The name is chosen here: it stays the same however often the worker is started again.
+    order = {"name": name or f"w{os.getpid()}", "pool": chosen, "slots": slots, "log_level": log_level}
+    stop_s = SHUTDOWN_S + settings.task_grace_s + _STOP_MARGIN_S
+    return supervise(["clawq.control.worker", json.dumps(order)], stop_s)
+
+
+def serve(order: dict[str, Any]) -> int:
+    """Be the Celery worker that was ordered; returns its exit status."""
     from clawq.control.app import app
 
+    threads, slots = order["pool"] == "threads", int(order["slots"])
     worker = app.Worker(
-        hostname=f"{name or f'w{os.getpid()}'}@{socket.gethostname()}",
-        pool_cls=chosen,
-        concurrency=slots + 1 if chosen == "threads" else slots,
-        loglevel=log_level,
+        hostname=f"{order['name']}@{socket.gethostname()}",
+        pool_cls=order["pool"],
+        concurrency=slots + 1 if threads else slots,
+        loglevel=order["log_level"],
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
@@ -97,7 +117,7 @@ def _own_signals(worker: Any) -> None:
     def install(instance: Any) -> None:
         from celery.worker import state
 
-        from clawq.control.lifecycle import stop_or_force
+        from clawq.control.lifecycle import force_exit, stop_or_force
 
         installed(instance)
         seen = 0
@@ -106,12 +126,18 @@ def _own_signals(worker: Any) -> None:
             nonlocal seen
             seen += 1
             stop_or_force(seen)
-            state.should_stop = 0
+            state.should_stop = AGAIN if number == getattr(signal, "SIGHUP", None) else 0
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, on_signal)
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            if taken := getattr(signal, name, None):
+                signal.signal(taken, on_signal)
+        if cold := getattr(signal, "SIGQUIT", None):
+            signal.signal(cold, lambda number, frame: force_exit(1))
 
     worker.install_platform_tweaks = install
 
 
-__all__ = ["POOLS", "check_pool", "default_pool", "start_worker"]
+if __name__ == "__main__":
+    sys.exit(serve(json.loads(sys.argv[1])))
+
+__all__ = ["AGAIN", "POOLS", "check_pool", "default_pool", "serve", "start_worker"]

@@ -104,7 +104,7 @@ class ActingSession:
         actor = Actor(_noise(config, self._env, seed), self._loader.get)
         origin = Origin(str(order.run["tag"]), order.worker, slot, seed, provenance(spec.name))
         seconds = config.actors.fragment_s if sync is None else math.inf
-        adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))
+        adder = self._adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))
         self._progress = progress
         self._loop = RolloutLoop(
             self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready, _share(config)
@@ -116,8 +116,8 @@ class ActingSession:
             self.close()
             raise
 
-    def run(self, seconds: float, ended: Callable[[], bool]) -> Report:
-        """Act for so long, or until `ended`."""
+    def run(self, seconds: float, ended: Callable[[], bool], retiring: Callable[[], bool] = lambda: False) -> Report:
+        """Act for so long, or until `ended`, or (between fragments) until `retiring`."""
         deadline_s = time.monotonic() + seconds
 
         def reason() -> str | None:
@@ -125,7 +125,7 @@ class ActingSession:
                 return "ended"
             return "lease_over" if time.monotonic() >= deadline_s else None
 
-        report = self._loop.run(reason)
+        report = self._loop.run(reason, retiring)
         if report.reason == "ended":
             # The worker ends, and this actor with it.
             self._loop.flush(report)
@@ -135,12 +135,21 @@ class ActingSession:
         """Wait until everything was sent."""
         return self._sender.drain(timeout_s)
 
-    def close(self) -> None:
-        """Give the slot back and close the envs; what the open fragment has is sent first, while the run goes on."""
+    @property
+    def episodes(self) -> int:
+        """Episodes that are under way in the envs."""
+        return self._adder.unfinished
+
+    def let_go(self) -> None:
+        """Give the slot back; what the open fragment has is sent first, while the run goes on. Idempotent."""
         control = self._sender.view.control
         if control is not None and not control.stop and self._loop.flush(Report()):
             self._sender.drain(FLUSH_S)
         self._sender.close()
+
+    def close(self) -> None:
+        """Let the slot go and close the envs."""
+        self.let_go()
         self._env.close()
 
     def _on_progress(self, phase: Phase, env_steps: int) -> None:

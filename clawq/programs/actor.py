@@ -2,18 +2,23 @@
 
 A lease names run, slot and seconds; the actor acts for that long, reports, and keeps everything for the next lease of
 the same run and slot. A lease of another run closes all and builds anew. EOF on the socket ends the process at once;
-SIGTERM ends it cleanly: the fragment is finished, the outbox is sent, the slot is given back.
+SIGTERM ends it cleanly: the fragment is finished, the outbox is sent, the slot is given back. Told to retire, it does
+that too, but only once everything was sent.
+
+When the kernel runs out of memory it takes an actor first: that costs least, and actors are what leaks.
 
 `ready` is sent before anything heavy is imported: the imports that a lease needs depend on the lease, and the first env
 step should come soon after it. torch is imported last, while the envs already run (or while there is no lease yet).
 """
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawq.errors import UserError
@@ -30,6 +35,8 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.3
 #: How long the end of a lease may wait for the outbox to be sent (the worker waits for 2 s).
 DRAIN_S = 1.0
+#: How long an actor that retires may take to send what it has; if Redis is away it goes on with the next lease.
+RETIRE_S = 5.0
 #: Reasons after which the slot is not ours any more, or not needed.
 FINAL = ("run_stopped", "claim_lost")
 
@@ -43,6 +50,7 @@ def main() -> int:
         return error.exit_code
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     limit_threads()
+    offer_to_oom_killer()
     try:
         parent = Parent.connect()
     except (KeyError, ValueError, OSError):
@@ -92,12 +100,24 @@ class Serving:
         except NoSeat as error:
             log.debug("%s", error)
             return {"reason": "no_seat", "seconds": round(time.monotonic() - started_s, 3)}
-        report = session.run(order.seconds, self._parent.end.is_set)
+        report = session.run(order.seconds, self._parent.end.is_set, self._parent.retire.is_set)
         if report.reason == "ended" or report.reason in FINAL:
             session.drain(DRAIN_S)
         if report.reason in FINAL:
             self._close()
-        return _facts(report, time.monotonic() - started_s)
+        facts = _facts(report, time.monotonic() - started_s)
+        return facts if report.reason != "recycled" else {**facts, **self._retire(session)}
+
+    def _retire(self, session: "ActingSession") -> dict[str, Any]:
+        """Give the slot back, if all could be sent; what to report then."""
+        if not session.drain(RETIRE_S):
+            log.warning("this actor shall retire, but cannot send what it has; it goes on")
+            return {"reason": "lease_over"}
+        broken_off = session.episodes
+        session.let_go()
+        # The worker ends us, whatever the simulator does about being closed.
+        self._parent.leave()
+        return {"broken_off": broken_off}
 
     def _session_for(self, order: LeaseOrder) -> "ActingSession":
         if self._session is not None and self._session.place != order.place:
@@ -122,6 +142,12 @@ class Serving:
             log.error("%s", error)
         else:
             log.error("the actor failed", exc_info=error)
+        try:
+            # Before it is told: the end of this process begins when it is.
+            if self._session is not None:
+                self._session.let_go()
+        except Exception:
+            log.exception("what the actor had could not be sent")
         self._parent.failed(error)
         try:
             self._close()
@@ -136,6 +162,12 @@ def limit_threads() -> None:
 
     for name, value in thread_env(int(os.environ.get("CLAWQ_THREADS", "1"))).items():
         os.environ.setdefault(name, value)
+
+
+def offer_to_oom_killer() -> None:
+    """When memory runs out, let the kernel take this process, and what it starts, before others. Linux only."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _import_while_idle() -> None:

@@ -114,6 +114,8 @@ class Gauges:
             "actor_failures": failures["actor"],
             "evaluation_failures": failures["evaluation"],
             "lost_unacked": most_lost,
+            **{f"recycled/{why}": float(count) for why, count in self._notices.recycled.items()},
+            "broken_off_episodes": float(self._notices.broken_off),
             **{f"drops/{reason}": float(steps) for reason, steps in missing.items() if steps > 0},
             **{f"rejected/{reason}": float(count) for reason, count in counts.rejected.items()},
         }

@@ -6,6 +6,7 @@
     quarantine_wanted                 experience is not learned from; answered (clawq.programs.quarantine)
     actor_failed, evaluation_failed   told; if no actor has ever worked, the run ends with the actor's words
     reaped                            told: a watchdog ended a process
+    actor_recycled                    counted
     lease                             told if its actor could not send
 
 Other events are not for the learner.
@@ -77,6 +78,8 @@ class Inbox:
             self._notices.reaped(event.facts)
         elif event.kind == "lease":
             self._notices.waited(event.facts)
+        elif event.kind == "actor_recycled":
+            self._notices.recycled_one(event.facts)
         elif event.kind == "actor_failed":
             self._note_failure("actor", event.facts)
         elif event.kind == "evaluation_failed":

@@ -6,8 +6,11 @@ on a hundred machines does not drown everything else.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from clawq.spawning.failure import SIMULATOR
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +20,8 @@ SHOWN_S = 30.0
 FAILURE_INTERVAL_S = 10.0
 #: Waits of actors that are shorter are not told, seconds.
 LEAST_WAIT_S = 0.5
+#: Reasons for which actors are recycled, beside simulators that fail.
+RECYCLED = ("memory", "fragments")
 
 
 class Notices:
@@ -27,10 +32,14 @@ class Notices:
 
     Attributes:
         failures: how often what failed, `actor` and `evaluation`.
+        recycled: actors that gave way to new ones, by the reason.
+        broken_off: episodes that were under way in those.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.failures = {"actor": 0, "evaluation": 0}
+        self.recycled: Counter[str] = Counter()
+        self.broken_off = 0
         self._clock = clock
         self._newest, self._newest_s = "", -math.inf
         self._told_s: dict[str, float] = {}
@@ -50,6 +59,8 @@ class Notices:
     def failed(self, what: str, facts: Mapping[str, Any]) -> str:
         """Count a failure (`actor` or `evaluation`) from its event's facts; returns what went wrong, in full."""
         self.failures[what] += 1
+        if what == "actor" and facts.get("reason") == SIMULATOR:
+            self.recycled[SIMULATOR] += 1
         count, error = self.failures[what], str(facts.get("error") or "it gave no reason")
         where = f" on {facts['worker']}" if facts.get("worker") else ""
         times = f" ({count} failures so far)" if count > 1 else ""
@@ -63,6 +74,16 @@ class Notices:
         said = f"\n--- end of its log ---\n{chr(10).join(words)}" if words else ""
         where = f"; see {facts['report']} there" if facts.get("report") else ""
         self.tell(f"the watchdog ended {who} (pid {facts.get('pid')}): {facts.get('why')}{where}{said}")
+
+    def recycled_one(self, facts: Mapping[str, Any]) -> None:
+        """Count an actor that was recycled, from its event's facts."""
+        why = str(facts.get("why"))
+        self.recycled[why if why in RECYCLED else "other"] += 1
+        broken_off = facts.get("broken_off")
+        self.broken_off += broken_off if type(broken_off) is int and broken_off > 0 else 0
+        if why == "memory":
+            text = f"an actor on {facts.get('worker')} held {facts.get('memory_mb')} MB and was recycled"
+            self.tell_now_and_then("recycled", text, FAILURE_INTERVAL_S)
 
     def waited(self, facts: Mapping[str, Any]) -> None:
         """Tell, from a lease's report, for how long its actor could not send because Redis was full."""

@@ -1,6 +1,6 @@
 """An exec'ed actor's line to the worker that started it: newline-separated JSON over one inherited socket.
 
-    worker → actor   {"op":"lease", ...}   {"op":"end"}
+    worker → actor   {"op":"lease", ...}   {"op":"end"}   {"op":"retire"}
     actor → worker   {"event":"ready"}  {"event":"progress", ...}  {"event":"done", ...}  {"event":"failed", ...}
 
 A thread of its own reads, so that the worker's death is noticed at once even inside a simulator: EOF ends the process
@@ -66,6 +66,8 @@ class Parent:
         self._mine = progress.mine()
         #: Set while the running lease shall end early.
         self.end = threading.Event()
+        #: Set once this actor shall end between two fragments, when all is sent.
+        self.retire = threading.Event()
         #: Set once the process shall end.
         self.leaving = threading.Event()
 
@@ -135,6 +137,8 @@ class Parent:
     def _receive(self, message: Mapping[str, Any]) -> None:
         if message["op"] == "end":
             self.end.set()
+        elif message["op"] == "retire":
+            self.retire.set()
         elif message["op"] == "lease":
             if not self.leaving.is_set():
                 self.end.clear()

@@ -77,4 +77,22 @@ class LogFile:
             return file.read()
 
 
-__all__ = ["LEVELS", "LIMIT_BYTES", "LogFile", "log_level"]
+class SharedStderr(LogFile):
+    """No file: the child writes to our own stderr, which somebody else keeps (a terminal, a journal, a file)."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
+
+    def open(self) -> int:
+        """Our own stderr."""
+        return os.dup(2)
+
+    def trim(self) -> None:
+        """Not ours to trim."""
+
+    def tail(self, lines: int = 15) -> str:
+        """Nothing: whoever reads our stderr has it."""
+        return ""
+
+
+__all__ = ["LEVELS", "LIMIT_BYTES", "LogFile", "SharedStderr", "log_level"]

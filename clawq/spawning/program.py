@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clawq.json_text import parse_json
-from clawq.spawning.failure import Failure
+from clawq.spawning.failure import Failure, how_it_ended
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner, wait_readable
 
@@ -57,7 +57,7 @@ def run_program(
     finally:
         status = child.end_tree()
         log_file.trim()
-    return _answer(output, status, log_file.tail())
+    return _answer(output, status, child.ooms, log_file.tail())
 
 
 def _converse(child: Child, request: bytes, timeout_s: float, stopped: Callable[[], bool]) -> bytes:
@@ -91,7 +91,7 @@ def _feed(child: Child, request: bytes) -> None:
         child.stdin.close()
 
 
-def _answer(output: bytes, status: int, log_tail: str) -> dict[str, Any]:
+def _answer(output: bytes, status: int, ooms: int, log_tail: str) -> dict[str, Any]:
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     try:
         answer = parse_json(lines[-1]) if lines else None
@@ -100,8 +100,7 @@ def _answer(output: bytes, status: int, log_tail: str) -> dict[str, Any]:
     if isinstance(answer, dict) and "error" in answer:
         raise Failure(str(answer.get("kind", "error")), str(answer["error"]), "")
     if status != 0:
-        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        raise Failure("died", how, log_tail)
+        raise Failure(*how_it_ended(status, ooms), log_tail)
     if not isinstance(answer, dict):
         raise Failure("protocol", "gave no JSON answer", log_tail)
     return answer

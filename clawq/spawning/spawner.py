@@ -29,6 +29,7 @@ from typing import IO
 
 from clawq.progress import PROGRESS_VARIABLE
 from clawq.registry import ENDED_IN_ORDER, TAG_VARIABLE, Record, Registration, Registry, describe
+from clawq.spawning.failure import oom_kills
 from clawq.spawning.launch import PARENT_VARIABLE, RELEASE_VARIABLE
 from clawq.spawning.logfile import LogFile
 
@@ -48,6 +49,7 @@ class Child:
         tag: 128-bit tag in the environment of the tree.
         control: our end of the control socket, or None.
         log: its log.
+        ooms: processes that the kernel had killed for memory when it was started (see `clawq.spawning.failure`).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Child:
         self.tag = tag
         self.control = control
         self.log = log
+        self.ooms = oom_kills()
         self.stdin = process.stdin
         self.stdout = process.stdout
 

@@ -350,6 +350,7 @@ class Heartbeat:
         host: for people.
         pid: of the Celery worker.
         time_ms: when, by the clock of the Redis server.
+        restarts: how often it ended by itself and was started again.
     """
 
     worker: str
@@ -358,6 +359,7 @@ class Heartbeat:
     host: str
     pid: int
     time_ms: int = 0
+    restarts: int = 0
 
 
 class Heartbeats:
@@ -402,7 +404,7 @@ def _heartbeat(text: bytes) -> Heartbeat | None:
         beat = Heartbeat(**parse_object(text))
     except (ValueError, TypeError):
         return None
-    numbers = (beat.slots, beat.busy, beat.pid, beat.time_ms)
+    numbers = (beat.slots, beat.busy, beat.pid, beat.time_ms, beat.restarts)
     sound = all(type(one) is int and 0 <= one < _LARGEST for one in numbers)
     return beat if sound and isinstance(beat.worker, str) and isinstance(beat.host, str) else None
 

@@ -44,17 +44,23 @@ Broker server (AOF)
 |----------------------|--------|----------------------------------|--------------------------|---------------------|
 | `clawq:runs`         | hash   | run id -> JSON of the run record | number of live runs      | learner, workers    |
 | `clawq.<run id>`     | list   | Celery queue of the run          | a few leases             | coordinator, workers|
+| `clawq:attempts:<id>`| string | how often a command was begun    | TTL 1 day; late acks only| workers, workers    |
+| `clawq:dead_commands`| stream | commands that are not tried      | ~1000 entries of <= 4 KiB| workers, people     |
+|                      |        | again, and garbage in queues     |                          |                     |
 | `clawq:c:*`          | -      | what Celery keeps for itself     | Celery's; see control    | Celery, Celery      |
 
 The queues get Celery's prefix too (see clawq.control.queues).
 """
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass
 
 #: Hash on the broker: run id -> run record.
 RUNS_KEY = "clawq:runs"
+#: Stream on the broker: commands that are not tried any more.
+DEAD_COMMANDS_KEY = "clawq:dead_commands"
 #: Name of the one required reader that every run has.
 LEARNER = "learner"
 #: Name of the reader that writes a run's archive; it is part of the learner's process, and present when that is.
@@ -75,6 +81,11 @@ def new_tag() -> str:
 def queue_name(run_id: str) -> str:
     """Name of the run's Celery queue."""
     return f"clawq.{check_name(run_id)}"
+
+
+def attempts_key(command: str) -> str:
+    """String on the broker: how often that command was begun. Its id came over the wire: only its digest is used."""
+    return f"clawq:attempts:{hashlib.sha256(command.encode()).hexdigest()[:32]}"
 
 
 def check_name(name: str) -> str:

@@ -84,8 +84,8 @@ def test_C16_windows_gets_threads_and_prefork_is_refused_there_with_the_reason()
     assert pool in ("threads", "solo")
     assert "Windows" in reason
     with pytest.raises(UserError, match="Windows"):
-        check_pool("prefork", "win32")
-    assert check_pool("prefork", "linux") == "prefork"
+        check_pool("prefork", platform="win32")
+    assert check_pool("prefork", platform="linux") == "prefork"
     with pytest.raises(UserError, match="threads, prefork, solo"):
         check_pool("gevent")
 

@@ -68,6 +68,10 @@ class WorkerProcess:
     def actors(self) -> list[psutil.Process]:
         return [p for p in self.tree() if "clawq.programs.actor" in _words(p)]
 
+    def main(self) -> psutil.Process | None:
+        """The Celery main process of a supervised worker, while there is one."""
+        return next((p for p in self.tree() if "clawq.control.worker" in _words(p)), None)
+
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 10.0) -> tuple[int, float, list[psutil.Process]]:
         """Signal it; returns its status, the seconds that it took, and the processes that outlived it."""
         tree = self.tree()
@@ -124,14 +128,16 @@ class Bench:
         }
         return {**os.environ, **named, **extra}
 
-    def worker(self, pool: str = "threads", slots: int = 1, **env: str) -> WorkerProcess:
-        """`clawq worker start` (threads), or a bare `celery worker` with that pool; returns when it is connected."""
+    def worker(
+        self, pool: str = "threads", slots: int = 1, *, supervised: bool | None = None, **env: str
+    ) -> WorkerProcess:
+        """`clawq worker start` (if it is to be supervised; the default for threads), or a bare `celery worker`."""
         celery = ["celery", "-A", "clawq.control.app", "worker", "-P", pool, "-c", str(slots), "-l", "INFO"]
-        ours = ["clawq.cli.main", "worker", "start", "--slots", str(slots)]
+        ours = ["clawq.cli.main", "worker", "start", "--slots", str(slots), "--pool", pool]
         log = self.folder / f"worker-{len(self.workers)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", *(ours if pool == "threads" else celery)],
+                [sys.executable, "-m", *(ours if supervised or (supervised is None and pool == "threads") else celery)],
                 env=self.env(**env),
                 stdout=out,
                 stderr=out,
@@ -147,7 +153,8 @@ class Bench:
             send_command(self.sender, "clawq.rollout", name, run_id=run.run_id, seconds=seconds)
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-        """The first true value of `condition`; fails after `timeout_s`."""
+        """The first true value of `condition`; fails after `timeout_s` (busy machines: times CLAWQ_TEST_PATIENCE)."""
+        timeout_s *= float(os.environ.get("CLAWQ_TEST_PATIENCE", "1"))
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() >= deadline:

@@ -5,7 +5,7 @@ import pytest
 
 import clawq
 from clawq.transport import keys as keys_module
-from clawq.transport.keys import NAME_PATTERN, RUNS_KEY, RunKeys, check_name, new_tag, queue_name
+from clawq.transport.keys import DEAD_COMMANDS_KEY, NAME_PATTERN, RUNS_KEY, RunKeys, check_name, new_tag, queue_name
 
 
 def every_key(keys: RunKeys) -> dict[str, str]:
@@ -44,7 +44,8 @@ def test_all_keys_of_a_run_share_one_cluster_hash_tag_and_differ() -> None:
 
 def test_the_table_in_the_module_names_every_key() -> None:
     table = set(re.findall(r"^\| `([^`]+)`", keys_module.__doc__ or "", re.MULTILINE))
-    assert table == {*every_key(RunKeys(new_tag())), RUNS_KEY, "clawq.<run id>", "clawq:c:*"}
+    others = ("clawq.<run id>", "clawq:attempts:<id>", "clawq:c:*")
+    assert table == {*every_key(RunKeys(new_tag())), RUNS_KEY, DEAD_COMMANDS_KEY, *others}
 
 
 def test_keys_are_spelled_nowhere_else() -> None:
@@ -52,7 +53,7 @@ def test_keys_are_spelled_nowhere_else() -> None:
     sources = [path for path in root.rglob("*.py") if path.name != "keys.py"]
     assert sources
     for path in sources:
-        assert not re.search(r"""["']clawq:(\{|runs)""", path.read_text()), f"{path} spells a key"
+        assert not re.search(r"""["']clawq:(\{|runs|attempts|dead)""", path.read_text()), f"{path} spells a key"
 
 
 @pytest.mark.parametrize("tag", ["", "abc", "A" * 32, "g" * 32, "a" * 33, "*" * 32])

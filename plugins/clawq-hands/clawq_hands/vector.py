@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from clawq.core import StepResult
-from clawq.errors import UserError
+from clawq.errors import SimulatorFailed, UserError
 from clawq.specs import EnvSpec
 from clawq.types import Array, BoolArray, FloatArray, Obs
 from clawq_hands.spaces import empty_obs, write_row
@@ -64,7 +64,7 @@ class GymnasiumVector:
         # A simulator that blows up may leave float32's range; the adder finds such rows, numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
             for i, (env, row) in enumerate(zip(self._envs, action.astype(self._action_dtype, copy=False), strict=True)):
-                seen, reward[i], ended, cut, facts = env.step(row)
+                seen, reward[i], ended, cut, facts = _stepped(env, row)
                 success[i] = _success(facts)
                 if ended or cut:
                     terminated[i], truncated[i] = ended, cut
@@ -106,6 +106,17 @@ class RenderedGymnasium(GymnasiumVector):
         if not isinstance(picture, np.ndarray):
             raise UserError(f"{self._spec.name} gives no rgb_array picture, so it cannot be drawn")
         return picture
+
+
+def _stepped(env: gymnasium.Env[Any, Any], action: Array) -> Any:
+    """One step; SimulatorFailed if MuJoCo has given up, which is for all envs of the process."""
+    try:
+        return env.step(action)
+    except Exception as error:
+        # By name: MuJoCo need not be installed for other simulators.
+        if type(error).__module__.startswith("mujoco") and type(error).__name__ in ("FatalError", "UnexpectedError"):
+            raise SimulatorFailed(f"MuJoCo cannot go on: {error}") from error
+        raise
 
 
 def _success(facts: dict[str, Any]) -> float:

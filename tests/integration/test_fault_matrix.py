@@ -1,0 +1,218 @@
+"""Every fault of Celery and its broker that we know, under every pool: how long until work is taken up again.
+
+One worker for each pool lives through all of them; what each fault cost is printed as a table at the end
+(ops/decisions/celery.md quotes one). Minutes: run by ops/test-slow.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from garbage import GARBAGE
+from wire import Wire
+
+from clawq.control.queues import KEY_PREFIX, lease_queue
+from clawq.transport.client import connect
+from clawq.transport.control import RunRecord
+from clawq.transport.server import EmbeddedRedis, find_server
+from tests.integration.conftest import Bench, WorkerProcess
+
+POOLS = ("threads", "prefork", "solo")
+#: Work is taken up again so soon after a fault is over, seconds; on a busy machine times CLAWQ_TEST_PATIENCE.
+RECOVERY_S = 30.0 * float(os.environ.get("CLAWQ_TEST_PATIENCE", "1"))
+STALL_S = 30.0
+
+
+class TcpBroker:
+    """A broker on a TCP port, with an append-only file, behind a wire that can be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        self.start()
+        self.wire = Wire(("127.0.0.1", self._port))
+        self.url = f"redis://127.0.0.1:{self.wire.port}/0"
+        self.direct = f"redis://127.0.0.1:{self._port}/0"
+        self.wait_until_up()
+
+    def start(self) -> None:
+        words = [str(find_server().path), "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        words += ["--save", "", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def wait_until_up(self) -> None:
+        deadline_s = time.monotonic() + 60.0
+        while True:
+            try:
+                self.ask("PING")
+                return
+            except redis.RedisError:
+                assert time.monotonic() < deadline_s, "the broker did not start"
+                time.sleep(0.05)
+
+    def ask(self, *words: Any) -> Any:
+        """Send a command past the wire."""
+        client: Any = connect(self.direct)
+        try:
+            return client.execute_command(*words)
+        finally:
+            client.close()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+class Household:
+    """One supervised worker for each pool, each with a run of its own."""
+
+    def __init__(self, bench: Bench, broker: TcpBroker) -> None:
+        self.bench, self.broker = bench, broker
+        self.runs: dict[str, RunRecord] = {pool: bench.run(pool) for pool in POOLS}
+        self.workers: dict[str, WorkerProcess] = {
+            pool: bench.worker(pool, supervised=True, CLAWQ_RUNS=run.run_id) for pool, run in self.runs.items()
+        }
+        self.table: dict[str, dict[str, float]] = {}
+        for pool in POOLS:
+            self.work(pool)
+        self.await_work(dict.fromkeys(POOLS, 0), 600.0)
+
+    def done(self, pool: str) -> int:
+        return len(self.bench.events(self.runs[pool], "lease"))
+
+    def work(self, pool: str) -> None:
+        """Ask for a short lease, until the broker takes it."""
+        deadline_s = time.monotonic() + RECOVERY_S
+        while True:
+            try:
+                self.bench.lease(self.runs[pool], 0.3)
+                return
+            except Exception:
+                assert time.monotonic() < deadline_s, "the broker takes no leases"
+                self.bench.forget_connections()
+
+    def await_work(self, before: dict[str, int], timeout_s: float = RECOVERY_S) -> dict[str, float]:
+        """Seconds until each pool has done a lease more than before."""
+        began_s, took_s = time.monotonic(), dict[str, float]()
+        while len(took_s) < len(before):
+            for pool, count in before.items():
+                if pool not in took_s and self.done(pool) > count:
+                    took_s[pool] = round(time.monotonic() - began_s, 1)
+            if time.monotonic() - began_s > timeout_s:
+                pytest.fail(f"only {sorted(took_s)} work again after {timeout_s:.0f} s\n{self.bench.describe()}")
+            time.sleep(0.05)
+        return took_s
+
+    def suffer(self, name: str, fault: Callable[[], None], pools: tuple[str, ...] = POOLS) -> None:
+        """Let a fault happen while nothing runs, then time how long each pool takes to do a lease."""
+        fault()
+        before = {pool: self.done(pool) for pool in pools}
+        for pool in pools:
+            self.work(pool)
+        self.table[name] = self.await_work(before)
+
+    def mains(self) -> list[psutil.Process]:
+        found = [self.bench.wait_for(worker.main, "the Celery worker") for worker in self.workers.values()]
+        return list(found)
+
+    def show(self) -> str:
+        lines = ["", "| fault | threads | prefork | solo |", "|---|---|---|---|"]
+        for name, took in self.table.items():
+            lines.append(f"| {name} | " + " | ".join(str(took.get(pool, "-")) for pool in POOLS) + " |")
+        return "\n".join(lines)
+
+
+@pytest.fixture
+def household(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Household]:
+    broker = TcpBroker(tmp_path)
+    bench = Bench(broker.url, redis_servers.data_url, tmp_path)
+    yield Household(bench, broker)
+    broker.process.send_signal(signal.SIGCONT)
+    broker.wire.lost = False
+    bench.close()
+    broker.kill()
+    broker.wire.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_C13_T1_T2_every_pool_takes_work_up_again_after_every_fault(household: Household) -> None:
+    broker = household.broker
+
+    def restart() -> None:
+        broker.kill()
+        broker.start()
+        broker.wait_until_up()
+
+    def flap() -> None:
+        for _ in range(4):
+            restart()
+
+    def kick() -> None:
+        for _ in range(5):
+            broker.ask("CLIENT", "KILL", "TYPE", "normal")
+
+    def stall() -> None:
+        broker.process.send_signal(signal.SIGSTOP)
+        time.sleep(STALL_S)  # the fault itself
+        broker.process.send_signal(signal.SIGCONT)
+
+    def lose() -> None:
+        broker.wire.lost = True
+        time.sleep(STALL_S)  # the fault itself
+        broker.wire.lost = False
+
+    def fill() -> None:
+        broker.ask("CONFIG", "SET", "maxmemory", "1")
+        # Commands that no ack can follow, and time for workers to run into it.
+        time.sleep(5.0)
+        broker.ask("CONFIG", "SET", "maxmemory", "0")
+
+    def litter() -> None:
+        for run in household.runs.values():
+            broker.ask("LPUSH", KEY_PREFIX + lease_queue(run.run_id), *GARBAGE)
+
+    def kill_mains(number: int) -> Callable[[], None]:
+        def kill() -> None:
+            old = household.mains()
+            for main in old:
+                main.send_signal(number)
+
+        return kill
+
+    def hit_child(number: int) -> Callable[[], None]:
+        def hit() -> None:
+            main = household.workers["prefork"].main()
+            assert main is not None
+            [child] = [p for p in main.children() if "clawq.programs" not in " ".join(p.cmdline())]
+            child.send_signal(number)
+
+        return hit
+
+    try:
+        household.suffer("broker killed, started again", restart)
+        household.suffer("four times in a row", flap)
+        household.suffer("all connections cut, five times", kick)
+        household.suffer("broker stopped for 30 s", stall)
+        household.suffer("network loses everything for 30 s", lose)
+        household.suffer("broker full for 5 s", fill)
+        household.suffer("garbage in the queue", litter)
+        household.suffer("pool child killed", hit_child(signal.SIGKILL), ("prefork",))
+        household.suffer("pool child stopped", hit_child(signal.SIGSTOP), ("prefork",))
+        household.suffer("main process killed", kill_mains(signal.SIGKILL))
+        household.suffer("main process stopped", kill_mains(signal.SIGSTOP))
+        household.suffer("main process told to begin anew", kill_mains(signal.SIGHUP))
+    finally:
+        print(household.show())  # noqa: T201  # the figures are what this test is for
+    for worker in household.workers.values():
+        assert worker.stop(timeout_s=60.0)[0] == 0

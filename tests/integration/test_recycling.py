@@ -1,0 +1,95 @@
+"""Actors that are replaced on purpose: nothing that they made is lost, and what broke off is counted."""
+
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clawq.transport.codec import peek_meta
+from clawq.transport.control import RunRecord
+from clawq.transport.stream import PAYLOAD_FIELD
+from clawq.types import FragmentMeta
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Bench
+
+
+def metas(bench: "Bench", run: RunRecord) -> list[FragmentMeta]:
+    """The headers of all fragments of a run."""
+    data: Any = bench.data
+    slots = sorted({slot for slot, _ in bench.entries(run)})
+    return [peek_meta(fields[PAYLOAD_FIELD]) for slot in slots for _, fields in data.xrange(run.keys.stream(slot))]
+
+
+def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and_loses_none(bench: "Bench") -> None:
+    recycled = bench.run("recycled", actors={"fragment_s": 0.05, "recycle": {"fragments": 4}})
+    fault = {"kind": "simulator", "at": 60, "once_file": str(bench.folder / "lost")}
+    broken = bench.run("broken", {"fault": fault}, actors={"fragment_s": 0.05})
+    worker = bench.worker(slots=2)
+    for _ in range(3):
+        bench.lease(recycled, 0.5)
+        bench.wait_events(recycled, "lease", len(bench.events(recycled, "lease")) + 1)
+    [event] = bench.events(recycled, "actor_recycled")
+    assert event.facts["why"] == "fragments"
+    assert event.facts["broken_off"] == 2, "both envs of the actor were in an episode"
+    reports = [event.facts for event in bench.events(recycled, "lease")]
+    assert [report["reason"] for report in reports] == ["lease_over", "recycled", "lease_over"]
+    assert event.facts["made"] == reports[0]["fragments"] >= 4
+    bench.wait_for(lambda: len(bench.entries(recycled)) == sum(r["fragments"] for r in reports), "every fragment")
+    # The same slot, with as many envs, under a new epoch
+    assert len({meta.slot for meta in metas(bench, recycled)}) == 1
+    assert {meta.envs for meta in metas(bench, recycled)} == {2}
+    assert len({meta.epoch for meta in metas(bench, recycled)}) == 2
+
+    # A simulator that fails takes nothing with it: 59 steps of 2 envs were taken before.
+    bench.lease(broken, 30.0)
+    [failure] = bench.wait_events(broken, "actor_failed")
+    assert failure.facts["reason"] == "simulator"
+    assert "the simulator is lost" in failure.facts["error"]
+    steps = Counter[int]()
+    for meta in metas(bench, broken):
+        steps[meta.epoch] += meta.steps * meta.envs
+    assert list(steps.values()) == [59 * 2]
+    bench.lease(broken, 0.3, count=2)
+    bench.wait_events(broken, "lease")
+    assert worker.stop(timeout_s=60.0)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pool", ["threads", "prefork", "solo"])
+def test_C15_a_leaking_actor_is_recycled_between_fragments_once_per_cool_down(bench: "Bench", pool: str) -> None:
+    run = bench.run(
+        "leaking",
+        {"step_s": 0.02, "fault": {"leak_bytes": 2_000_000}},
+        actors={"fragment_s": 0.1, "recycle": {"memory_mb": 500, "cooldown_s": 3600}},
+    )
+    worker = bench.worker(pool, supervised=True)
+    began_s = time.monotonic()
+    while not bench.events(run, "actor_recycled"):
+        assert time.monotonic() - began_s < 600.0
+        bench.lease(run, 5.0)
+        bench.wait_events(run, "lease", len(bench.events(run, "lease")) + 1, timeout_s=60.0)
+    [event] = bench.events(run, "actor_recycled")
+    assert event.facts["why"] == "memory"
+    assert event.facts["memory_mb"] >= 500
+    assert event.facts["broken_off"] == 2
+    # The next one leaks as well, far beyond the limit, and stays: the cool-down has not passed.
+    leases = len(bench.events(run, "lease"))
+    for k in range(4):
+        bench.lease(run, 3.0)
+        bench.wait_events(run, "lease", leases + k + 1, timeout_s=60.0)
+    assert len(bench.events(run, "actor_recycled")) == 1
+    made = sum(event.facts["fragments"] for event in bench.events(run, "lease"))
+    bench.wait_for(partial(_sent, bench, run, made), "every fragment")
+    assert {meta.envs for meta in metas(bench, run)} == {2}
+    for epoch in {meta.epoch for meta in metas(bench, run)}:
+        seqs = [meta.seq for meta in metas(bench, run) if meta.epoch == epoch]
+        assert seqs == list(range(1, len(seqs) + 1))
+    assert worker.stop(timeout_s=60.0)[0] == 0
+
+
+def _sent(bench: "Bench", run: RunRecord, count: int) -> bool:
+    return len(bench.entries(run)) == count
