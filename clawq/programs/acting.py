@@ -46,7 +46,7 @@ CLAIM_RETRY_S = 0.25
 #: In rounds every actor waits for the next version at once: it looks this often, seconds.
 ROUND_LOOK_S = 0.02
 #: How long an actor that goes away may need to send what it was collecting, seconds.
-FLUSH_S = 1.0
+FLUSH_S = 5.0
 
 Progress = Callable[[Phase, int], None]
 

@@ -123,3 +123,54 @@ def test_T5_a_command_that_kills_its_worker_is_set_aside_after_three_attempts(
     assert worker.stop(timeout_s=60.0)[0] == 0
     assert not broker.keys("clawq:attempts:*"), "what has ended is not counted any longer"
     broker.close()
+
+
+SLOW = """
+import time
+from celery import shared_task
+
+@shared_task(name="lab.slow", acks_late=True)
+def slow(path, seconds):
+    with open(path, "a") as out:
+        out.write("b")
+    time.sleep(seconds)
+    with open(path, "a") as out:
+        out.write("e")
+"""
+
+
+@pytest.mark.parametrize(
+    ("pool", "number", "seconds"),
+    [
+        pytest.param("threads", signal.SIGQUIT, 60.0, id="threads-cold"),
+        *(
+            pytest.param(pool, number, seconds, marks=pytest.mark.slow, id=f"{pool}-{how}")
+            for pool in ("threads", "prefork", "solo")
+            for how, number, seconds in (("warm", signal.SIGTERM, 2.0), ("soft", signal.SIGTERM, 60.0))
+        ),
+        *(
+            pytest.param(pool, signal.SIGQUIT, 60.0, marks=pytest.mark.slow, id=f"{pool}-cold")
+            for pool in ("prefork", "solo")
+        ),
+    ],
+)
+def test_T12_a_worker_ends_in_bounded_time_and_loses_no_command(
+    own_bench: "Bench", tmp_path: Path, lab: Callable[[str], str], pool: str, number: int, seconds: float
+) -> None:
+    bench = own_bench
+    worker = bench.worker(pool, supervised=True, PYTHONPATH=lab(SLOW), CLAWQ_TASK_GRACE_S="5")
+    marks = tmp_path / "marks"
+    for _ in range(6):
+        send_command(bench.sender, "lab.slow", path=str(marks), seconds=seconds)
+    bench.wait_for(marks.exists, "the first one to begin")
+    status, took_s, survivors = worker.stop(number, timeout_s=60.0)
+    cold = number == signal.SIGQUIT
+    assert (status, survivors) == (1 if cold else 0, [])
+    patience = float(os.environ.get("CLAWQ_TEST_PATIENCE", "1"))
+    assert took_s < (1.5 if cold else 8.0) * patience
+    broker: Any = connect(bench.broker_url)
+    ended = marks.read_text().count("e")
+    assert ended >= 1 or seconds > 5.0, "a short one is waited for"
+    waiting = broker.llen(f"{KEY_PREFIX}clawq") + broker.hlen(f"{KEY_PREFIX}unacked")
+    assert ended + waiting == 6, "each is done, or is still on the broker"
+    broker.close()
