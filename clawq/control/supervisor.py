@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clawq.control.pulse import WORKER_VARIABLE, Pulse
+from clawq.spawning.failure import how_it_ended
 from clawq.spawning.logfile import SharedStderr
 from clawq.spawning.spawner import Child, Spawner, kill_tagged, wait_readable
 
@@ -99,7 +100,7 @@ class Supervisor:
             if not ever_ready and self._restarts.count >= TRIES_AT_START:
                 log.error("the worker ended %d times without getting ready and is given up", TRIES_AT_START)
                 return max(status, 1)
-            log.warning("the Celery worker ended by itself (%s); started again in %.1f s", _how(status), pause_s)
+            log.warning("it is started again in %.1f s", pause_s)
             self._sleep(pause_s)
         return 0
 
@@ -120,6 +121,8 @@ class Supervisor:
                 log.error("the Celery worker shows no sign of life (stopped or dead-locked) and is killed")
                 break
         status = child.end_tree()
+        if self._told_s is None and status:
+            log.warning("the Celery worker %s", how_it_ended(status, child.ooms)[1])
         # Its actors died with it, what they started perhaps not: nothing of the old lives beside the new.
         left = kill_tagged(WORKER_VARIABLE, self._tag)
         if left:
@@ -183,13 +186,6 @@ def restarts_so_far(env: Mapping[str, str] | None = None) -> int:
     """How often the worker that this process belongs to was started again by its supervisor."""
     text = (os.environ if env is None else env).get(RESTARTS_VARIABLE, "0")
     return int(text) if text.isdecimal() else 0
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"status {status}"
-    hint = ", as the kernel does when memory runs out" if status == -signal.SIGKILL else ""
-    return f"killed by signal {-status}{hint}"
 
 
 __all__ = ["RESTARTS_VARIABLE", "Restarts", "Supervisor", "restarts_so_far", "supervise"]

@@ -45,7 +45,7 @@ CLAIM_PATIENCE_S = CLAIM_TTL_S + 4.0
 CLAIM_RETRY_S = 0.25
 #: In rounds every actor waits for the next version at once: it looks this often, seconds.
 ROUND_LOOK_S = 0.02
-#: How long an actor that goes away may need to send what it was collecting, seconds.
+#: How long an actor that goes away may need to send what it has, seconds.
 FLUSH_S = 5.0
 
 Progress = Callable[[Phase, int], None]
@@ -141,9 +141,10 @@ class ActingSession:
         return self._adder.unfinished
 
     def let_go(self) -> None:
-        """Give the slot back; what the open fragment has is sent first, while the run goes on. Idempotent."""
+        """Give the slot back; what was made and not sent yet is sent first, while the run goes on. Idempotent."""
         control = self._sender.view.control
-        if control is not None and not control.stop and self._loop.flush(Report()):
+        if control is not None and not control.stop:
+            self._loop.flush(Report())
             self._sender.drain(FLUSH_S)
         self._sender.close()
 
