@@ -25,7 +25,9 @@ from clawq.control.pulse import start_pulse
 mode, notes = sys.argv[1], sys.argv[2]
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 pulse = start_pulse()
-grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+# As an actor: in a session of its own, with a tag of its own.
+idle, tagged = [sys.executable, "-c", "import time; time.sleep(600)"], {**os.environ, "CLAWQ_CHILD": "of its own"}
+grandchild = subprocess.Popen(idle, start_new_session=True, env=tagged)
 if mode == "work":
     pulse.ready()
 with open(notes, "a") as out:
