@@ -22,9 +22,9 @@ from kombu.transport.redis import Channel, Transport
 from clawq.control import pool_process
 from clawq.control.queues import COMMAND_HEADER
 from clawq.errors import TransportError
+from clawq.json_text import parse_json
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands
-from clawq.transport.texts import parse_json
 
 log = logging.getLogger(__name__)
 
