@@ -28,10 +28,10 @@ def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and
     fault = {"kind": "simulator", "at": 60, "once_file": str(bench.folder / "lost")}
     broken = bench.run("broken", {"fault": fault}, actors={"fragment_s": 0.05})
     worker = bench.worker()
-    while not bench.events(recycled, "actor_recycled"):
+    while "recycled" not in [event.facts["reason"] for event in bench.events(recycled, "lease")]:
         one_lease(bench, recycled, 0.5)
     one_lease(bench, recycled, 0.2)
-    event = bench.events(recycled, "actor_recycled")[0]
+    [event] = bench.wait_events(recycled, "actor_recycled")
     assert event.facts["why"] == "fragments"
     assert event.facts["broken_off"] == 2, "both envs of the actor were in an episode"
     reports = [event.facts for event in bench.events(recycled, "lease")]
