@@ -10,6 +10,7 @@ already on its way goes back to the queue.
 """
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -131,7 +132,8 @@ class Watch:
                 self._identity.slots,
                 busy,
                 socket.gethostname(),
-                self._identity.main_pid,
+                # Who ends a worker tells its supervisor.
+                self._identity.main_pid if self._identity.pulse is None else os.getppid(),
                 restarts=restarts_so_far(),
             )
             Heartbeats(self._data, run.keys).beat(beat)

@@ -7,7 +7,7 @@ in Redis stay those that they were.
 
     ended by itself          started again after a pause of 0.5 s, doubled with each end in a row, up to 30 s
     silent                   its pulse (clawq.control.pulse) is missing: stopped or dead-locked; killed, started again
-    status 0                 somebody told it to end: so does the supervisor
+    status 0                 somebody told the child to end, and not us (a watchdog does): likewise
     a mistake of the user    (status 2, at its start) not tried again
     never got ready          `TRIES_AT_START` times in a row: given up with its last status
 
@@ -94,7 +94,7 @@ class Supervisor:
             if self._told_s is not None:
                 # Killed by the signal itself: it had not begun.
                 return 0 if status in (0, -signal.SIGTERM) else 1
-            if status == 0 or (status == USER_ERROR and not ever_ready):
+            if status == USER_ERROR and not ever_ready:
                 return status
             pause_s = self._restarts.pause_s(lived_s)
             if not ever_ready and self._restarts.count >= TRIES_AT_START:
@@ -121,7 +121,7 @@ class Supervisor:
                 log.error("the Celery worker shows no sign of life (stopped or dead-locked) and is killed")
                 break
         status = child.end_tree()
-        if self._told_s is None and status:
+        if self._told_s is None:
             log.warning("the Celery worker %s", how_it_ended(status, child.ooms)[1])
         # Its actors died with it, what they started perhaps not: nothing of the old lives beside the new.
         left = kill_tagged(WORKER_VARIABLE, self._tag)

@@ -348,7 +348,7 @@ class Heartbeat:
         slots: actors it can run.
         busy: actors it runs now, of any run.
         host: for people.
-        pid: of the Celery worker.
+        pid: of the process to signal: the worker's supervisor, or a bare Celery worker.
         time_ms: when, by the clock of the Redis server.
         restarts: how often it ended by itself and was started again.
     """
