@@ -38,10 +38,10 @@ def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and
     assert [report["reason"] for report in reports][-2:] == ["recycled", "lease_over"]
     assert event.facts["made"] == sum(report["fragments"] for report in reports[:-1]) >= 4
     bench.wait_for(lambda: len(bench.entries(recycled)) == sum(r["fragments"] for r in reports), "every fragment")
-    # The same slot, with as many envs, under a new epoch
+    # The same slot, with as many envs, of another actor
     assert len({meta.slot for meta in metas(bench, recycled)}) == 1
     assert {meta.envs for meta in metas(bench, recycled)} == {2}
-    assert len({meta.epoch for meta in metas(bench, recycled)}) == 2
+    assert len({meta.life for meta in metas(bench, recycled)}) == 2
 
     # A simulator that fails takes nothing with it: 59 steps of 2 envs were taken before.
     bench.lease(broken, 30.0)
@@ -50,7 +50,7 @@ def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and
     assert "the simulator is lost" in failure.facts["error"]
     steps = Counter[int]()
     for meta in metas(bench, broken):
-        steps[meta.epoch] += meta.steps * meta.envs
+        steps[meta.life] += meta.steps * meta.envs
     assert list(steps.values()) == [59 * 2]
     bench.lease(broken, 0.3, count=2)
     bench.wait_events(broken, "lease")
