@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from clawq import progress
-from clawq.procfs import Identity, environ
+from clawq.procfs import Identity, boot_id, environ
 from clawq.state import replace_private, state_dir
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class Registry:
             if record is not None:
                 found.append(record)
             else:
-                self._discard(file)
+                _unlink_old(file, _TORN_S)
         return found
 
     def remove(self, tag: str) -> None:
@@ -189,6 +189,18 @@ class Registry:
         for file in (self._file(tag), self.progress_file(tag)):
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
+
+    def sweep(self, older_than_s: float = 86_400.0) -> None:
+        """Remove what is of no use to anybody and has not been for a day, for where no watchdog cleans up."""
+        known = {record.tag: record.identity for record in self.records()}
+        for file in [*self.folder.glob("*.progress"), *self.folder.glob("*.tmp")] if self.folder.is_dir() else ():
+            if file.stem not in known:
+                _unlink_old(file, older_than_s)
+        for tag, identity in known.items():
+            # In another pid namespace of this boot it may well live.
+            over = identity.boot != boot_id() or (identity.here and not identity.alive)
+            if over and _unlink_old(self._file(tag), older_than_s):
+                self.remove(tag)
 
     def bury(self, record: Record, how: str) -> None:
         """Forget a process that has ended, and note how."""
@@ -232,11 +244,6 @@ class Registry:
 
     def _file(self, tag: str) -> Path:
         return self.folder / f"{tag}.json"
-
-    def _discard(self, file: Path) -> None:
-        with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > _TORN_S:
-                file.unlink()
 
     def _complain(self, error: OSError) -> None:
         if not self._told:
@@ -296,6 +303,7 @@ def enrol(registration: Registration, parent: int | None = None) -> Record | Non
         registry.add(merged)
         return merged
     tag = secrets.token_hex(16)
+    registry.sweep()
     path = registry.prepare(tag)
     if path is None:
         return None
@@ -336,6 +344,15 @@ def environments(pids: Iterable[int]) -> dict[int, dict[str, str]]:
     """The environments that may be read, by pid."""
     found = ((pid, environ(pid)) for pid in pids)
     return {pid: env for pid, env in found if env is not None}
+
+
+def _unlink_old(file: Path, older_than_s: float) -> bool:
+    """Remove a file that was last written so long ago; whether it was."""
+    with contextlib.suppress(OSError):
+        if time.time() - file.stat().st_mtime > older_than_s:
+            file.unlink()
+            return True
+    return False
 
 
 def _read(file: Path) -> Record | None:

@@ -134,6 +134,23 @@ def test_records_that_nobody_can_read_are_left_out_and_thrown_away_when_they_are
     assert not torn.exists()
 
 
+def test_where_no_watchdog_cleans_up_old_records_of_the_dead_are_swept(
+    registry: Registry, stranger: "subprocess.Popen[bytes]"
+) -> None:
+    living = describe(stranger.pid, "ab" * 16, Registration("redis", "x"), {})
+    assert living is not None
+    dead = replace(living, tag="cd" * 16, identity=replace(living.identity, start_ticks=1))
+    elsewhere = replace(living, tag="ef" * 16, identity=replace(living.identity, namespace=1))
+    for record in (living, dead, elsewhere):
+        registry.add(record)
+    registry.prepare("01" * 16)
+    registry.sweep()
+    assert len(registry.records()) == 3, "not before a day has passed"
+    registry.sweep(older_than_s=-1.0)
+    assert {record.tag for record in registry.records()} == {living.tag, elsewhere.tag}
+    assert not list(registry.folder.glob("*.progress"))
+
+
 def test_deaths_and_unfit_places_are_kept_and_bounded(registry: Registry, stranger: "subprocess.Popen[bytes]") -> None:
     record = describe(stranger.pid, "ab" * 16, Registration("actor", "slot-0"), {})
     assert record is not None
