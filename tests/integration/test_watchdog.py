@@ -32,7 +32,7 @@ def living(home: Clawq, role: str) -> list[Record]:
 @pytest.mark.timeout(900)
 def test_C5_a_stopped_worker_is_ended_with_its_actors_told_and_replaced(home: Clawq, eventually: Eventually) -> None:
     up = home.up("point.yaml", "p1", "budget={seconds: 1000}", "evaluation.interval_s=null")
-    eventually(lambda: home.status("p1").get("metrics", {}).get("updates", 0) > 50, "updates", 200)
+    eventually(lambda: home.metrics("p1"), "the learner to learn", 200)
     eventually(lambda: living(home, "actor"), "an actor", 60)
     [worker], actors = living(home, "worker"), living(home, "actor")
     trees = [process for process in up.tree() if process.pid in (worker.pid, *(actor.pid for actor in actors))]
