@@ -99,8 +99,8 @@ class Staleness(Section):
     """How old experience may be, in weights versions (policy lag = learner's version − fragment's).
 
     Attributes:
-        target: lag at insertion that actors are paced to, so that nothing is wasted; null = none.
-        hard: largest lag that the learner uses as it is; null = any.
+        target: lag at insertion that actors are paced to, so that nothing is wasted, 1..1000; null = none.
+        hard: largest lag that the learner uses as it is, 0..1e6; null = any.
         on_stale: beyond `hard`: `drop` (refused, masked in the ring; counted) or `reweight` (importance weight
             times decay^(lag − hard)).
         decay: for `reweight`, between 0 and 1.

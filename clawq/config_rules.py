@@ -25,6 +25,9 @@ from clawq.config import (
 #: Largest share of the data server's memory for streams: weights, control record and Redis itself need the rest.
 STREAM_SHARE = 0.55
 
+#: Largest policy lag that actors can be paced to, and that can be a limit, in weights versions.
+MOST_TARGET, MOST_LAG = 1000, 1_000_000
+
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -96,6 +99,16 @@ def _limiter(environment: Environment, replay: Replay, rate_limit: RateLimit) ->
 
 def _staleness(staleness: Staleness) -> Iterator[str]:
     target, hard = staleness.target, staleness.hard
+    if target is not None and target > MOST_TARGET:
+        yield (
+            f"staleness.target: {target} is above {MOST_TARGET} weights versions; experience waits for about a second "
+            "at most anyway, so that actors would never be paced by it; null leaves it out"
+        )
+    if hard is not None and hard > MOST_LAG:
+        yield (
+            f"staleness.hard: {hard} is above {MOST_LAG} weights versions, which is more than a run publishes while "
+            "its ring lives; null allows any lag"
+        )
     if target is not None and hard is not None and target > hard and staleness.on_stale == "drop":
         yield (
             f"staleness.target: {target} is above staleness.hard {hard}; actors would be paced to a lag at which the "

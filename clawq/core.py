@@ -117,6 +117,10 @@ class RenderedEnv(VectorEnv, Protocol):
 # --- algorithms ---------------------------------------------------------------------------------------------------
 
 
+#: Weights version of demonstrations: newer than any learner's, so that they have no policy lag.
+DEMONSTRATED = 2**31 - 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """B sampled n-step transitions, tensors on the learner's device.
@@ -129,8 +133,8 @@ class Batch:
         next_obs: key -> [B, ...], the observation to bootstrap from.
         importance_weight: float32 [B], 1 for uniform sampling.
         row: int64 [B], absolute rows of the ring (of demonstrations: of theirs), for priorities.
-        weights_version: int64 [B], the version under which each row was made (for policy lag); of demonstrations a
-            number that no learner reaches.
+        weights_version: int64 [B], the version under which each row was made (for policy lag); of demonstrations
+            DEMONSTRATED.
         extras: stored per-step policy outputs.
         made_by: `weights_version` on the host, int64 numpy [B]: asking for it waits for no GPU; None = not there.
     """
@@ -244,6 +248,10 @@ class AlgorithmPlugin(Protocol):
 
     A plugin may have `samplers`, a tuple of the values of `replay.sampler` that it can learn from: `fifo` for one that
     is on-policy, `sequence` for one that is recurrent (its `step` is given a SequenceBatch). Without it: OFF_POLICY.
+
+    A plugin whose `step` needs what its policy put beside each action (log-probabilities, values) has `extras(spec,
+    options)`: name -> ArraySpec, without T and N. They come in `Batch.extras`. Its actors never act at random before
+    the first update, but under the first weights: every env step has its extras.
     """
 
     Options: type[Any]
@@ -428,6 +436,7 @@ class MetricWriter(Protocol):
 
 
 __all__ = [
+    "DEMONSTRATED",
     "FIRST",
     "OFF_POLICY",
     "OVER",

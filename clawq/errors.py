@@ -27,8 +27,8 @@ people: what was wrong, where, what is allowed, what to do.
         ArchiveDamaged            a record or a header is not what was written
       CodecError                  UnsupportedWireVersion · CorruptFragment
       RateLimitTimeout            which side was blocked, the error, the bounds
-      LearnerError                NonFiniteUpdate · TooManyNonFinite · CheckpointInvalid · CheckpointNotWritten ·
-                                  ScheduleInvalid · ExperienceGone
+      LearnerError                NonFiniteUpdate · TooManyNonFinite · AlgorithmFault · CheckpointInvalid ·
+                                  CheckpointNotWritten · ScheduleInvalid · ExperienceGone
         CheckpointInvalid         SnapshotInvalid (the replay ring's part of it)
       ActorFailed                 an actor or another exec'ed program ended badly
       SimulatorFailed             the simulator cannot go on in this process (raised by environment plugins)
@@ -256,6 +256,19 @@ class NonFiniteUpdate(LearnerError):
 
 class TooManyNonFinite(LearnerError):
     """Several updates in a row were not finite."""
+
+
+class AlgorithmFault(LearnerError):
+    """An algorithm plugin gave something that its side of the protocol does not allow; the text names it.
+
+    Args:
+        plugin: name of the algorithm.
+        what: what it gave, and what was expected.
+    """
+
+    def __init__(self, plugin: str, what: str) -> None:
+        self.plugin = plugin
+        super().__init__(f"the algorithm plugin {plugin} is at fault: {what}")
 
 
 class CheckpointInvalid(LearnerError):

@@ -2,9 +2,10 @@
 
 The servers live for the session, on unix sockets below a folder of the session. Each test has its own run tag, so that
 tests never see one another's keys. When the session ends, no process, socket or shared memory that a test made may be
-left; if there is one, the session fails and names it.
+left; if there is one, the session fails and names it. What another session beside it makes is none of its business.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ from clawq.transport.server import EmbeddedRedis
 
 #: Every process that a test starts inherits this, whatever becomes of its parents.
 _MARK = "CLAWQ_TEST_SESSION"
+#: Sessions have a folder each, named after their pid; in it lies a word that another session was met.
+_FOLDER, _MET = "clawq-tests-", "met"
 _ENDING_S = 3.0
 
 
@@ -32,7 +35,8 @@ _ENDING_S = 3.0
 def nothing_left_behind() -> Iterator[None]:
     """Fail the session if it leaves a process, socket or shared memory."""
     mark = uuid.uuid4().hex
-    sockets = Path(tempfile.mkdtemp(prefix="clawq-tests-", dir="/tmp"))
+    sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir="/tmp"))
+    _meet(sockets)
     ours = {
         _MARK: mark,
         "XDG_RUNTIME_DIR": str(sockets),
@@ -45,9 +49,11 @@ def nothing_left_behind() -> Iterator[None]:
     shared = _shared_memory()
     yield
     left = [f"process {p.pid}: {_command_line(p)}" for p in _marked_processes(mark)]
-    left += [f"socket folder {path.name}" for path in sockets.iterdir()]
+    left += [f"socket folder {path.name}" for path in sockets.iterdir() if path.name != _MET]
     left += [f"listening socket {c.laddr}" for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
-    left += [f"shared memory {name}" for name in sorted(_shared_memory() - shared) if not _in_use(name)]
+    # It does not tell who made it: what came while another session was at work may be that one's.
+    if not (sockets / _MET).exists():
+        left += [f"shared memory {name}" for name in sorted(_shared_memory() - shared) if not _in_use(name)]
     shutil.rmtree(sockets, ignore_errors=True)
     shutil.rmtree(ours["CLAWQ_STATE_DIR"], ignore_errors=True)
     for name, value in before.items():
@@ -56,6 +62,19 @@ def nothing_left_behind() -> Iterator[None]:
         else:
             os.environ[name] = value
     assert not left, "the tests left behind:\n  " + "\n  ".join(left)
+
+
+def _meet(sockets: Path) -> None:
+    """Tell the other sessions that are at work on this machine of this one, and this one of them."""
+    for other in Path("/tmp").glob(f"{_FOLDER}*"):
+        word = other.name.removeprefix(_FOLDER).partition("-")[0]
+        pid = int(word) if word.isdecimal() else 0
+        # A session that was started by a test of another one (test_session_end) belongs to it.
+        if pid in (0, os.getpid()) or not psutil.pid_exists(pid) or pid in {p.pid for p in psutil.Process().parents()}:
+            continue
+        with contextlib.suppress(OSError):
+            (other / _MET).touch()
+        (sockets / _MET).touch()
 
 
 def _marked_processes(mark: str) -> list[psutil.Process]:
@@ -85,7 +104,7 @@ def _shared_memory() -> set[str]:
 
 
 def _in_use(name: str) -> bool:
-    """Whether a living process (perhaps of another test session on this machine) has that shared memory mapped."""
+    """Whether a living process has that shared memory mapped."""
     path = f"/dev/shm/{name}"
     for process in psutil.process_iter():
         try:

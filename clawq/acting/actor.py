@@ -1,7 +1,8 @@
 """The actor: a copy of the policy under one weights version, and its exploration.
 
 While the adopted weights are untrained (`updates == 0`) actions are uniform and no policy is built: building one needs
-torch, whose import takes seconds in which the envs can already run. The first trained weights build it.
+torch, whose import takes seconds in which the envs can already run. The first trained weights build it. Of an algorithm
+that learns from what its policy says beside each action, the first weights do: what is done at random is of no use.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,11 @@ class Actor:
     Args:
         exploration: what the policy explores with, and what is done before there is one.
         make_policy: builds the policy; called once, when the first trained weights are adopted.
+        explores: act uniformly under untrained weights.
     """
 
-    def __init__(self, exploration: NoiseLadder, make_policy: Callable[[], Policy]) -> None:
-        self._exploration = exploration
+    def __init__(self, exploration: NoiseLadder, make_policy: Callable[[], Policy], explores: bool = True) -> None:
+        self._exploration, self._explores = exploration, explores
         self._make_policy = make_policy
         self._policy: Policy | None = None
         self._explore: Callable[[Obs, Explorer], tuple[FloatArray, Obs]] | None = None
@@ -32,13 +34,17 @@ class Actor:
         """The adopted weights version; 0 before the first."""
         return self._version
 
+    def needs_policy(self, weights: Weights) -> bool:
+        """Whether acting under these weights takes the policy."""
+        return weights.updates > 0 or not self._explores
+
     def adopt(self, weights: Weights) -> None:
         """Act under these weights from now on.
 
         Raises:
             WeightsCorrupt: they do not fit the policy; the actor still acts under the old ones.
         """
-        if weights.updates > 0:
+        if self.needs_policy(weights):
             if self._policy is None:
                 self._policy = self._make_policy()
             self._policy.load(weights.arrays)

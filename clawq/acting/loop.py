@@ -175,7 +175,7 @@ class RolloutLoop:
         weights = view.weights
         if view.control is None or weights is None or view.paced:
             return False
-        if weights.version > self._actor.version and (weights.updates == 0 or self._policy_ready()):
+        if weights.version > self._actor.version and (not self._actor.needs_policy(weights) or self._policy_ready()):
             self._actor.adopt(weights)
         waiting = self._share.room(self._actor.version) == 0
         # Who waits for the next version looks for it often.

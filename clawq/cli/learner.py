@@ -88,7 +88,7 @@ def stop(run_id: str) -> None:
     from clawq.errors import ClawqError
     from clawq.transport.control import Events
 
-    view = View()
+    view = View(run_id)
     run = view.find(run_id)
     Events(view.data, run.keys).append("stop_wanted")
     deadline = time.monotonic() + STOP_S
@@ -110,7 +110,7 @@ def forget(run_id: str) -> None:
     from clawq.errors import UserError
     from clawq.transport.claims import holder_of
 
-    view = View()
+    view = View(run_id)
     run = view.find(run_id)
     holder = holder_of(view.data, run.keys.claim("learner"))
     if holder is not None:

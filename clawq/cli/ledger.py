@@ -53,11 +53,11 @@ def lines(run_id: str, found: "Balance") -> list[str]:
     parts: list[tuple[str, int]] = [("inserted", sums.get("committed", 0))]
     parts += [(f"rejected: {reason}", count) for reason, count in sorted(sums.get("rejected", {}).items())]
     parts += [("duplicates", sums["duplicates"])] if sums.get("duplicates") else []
-    parts += [("still in the streams", found.in_stream)]
+    parts += [("deleted with the run, unread" if found.finished else "still in the streams", found.in_stream)]
     parts += [(f"gap: {reason}", count) for reason, count in sorted(sums.get("gaps", {}).items())]
     told += _column(parts, sign="=")
     if found.earlier:
-        told.append(f"  ({found.earlier} of them by servers that are gone, by the reader's own count)")
+        told.append(f"  ({found.earlier} of them in streams that are gone, by the reader's own count)")
     if any(row.acknowledged is None for row in found.rows):
         told.append("  (this Redis is older than 7 and does not count: acknowledged is what was seen)")
     told += _steps(sums)

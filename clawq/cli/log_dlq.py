@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clawq.amounts import bytes_text
 from clawq.cli.log_show import parse_fragment
-from clawq.cli.tables import show_table, size
+from clawq.cli.tables import show_table
 from clawq.cli.times import shown
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def ls(run: str, reason: str | None, limit: int, as_json: bool) -> None:
     if chosen:
         rows = [
             (shown(one["refused_ms"]) if one["refused_ms"] else "-", one["slot"], one["id"], one["reason"],
-             size(one["bytes"]), (one["header"] or {}).get("worker", "?"), one["detail"])
+             bytes_text(one["bytes"]), (one["header"] or {}).get("worker", "?"), one["detail"])
             for one in chosen
         ]  # fmt: skip
         show_table(("refused", "slot", "id", "reason", "bytes", "worker", "why"), rows, right=("bytes",))

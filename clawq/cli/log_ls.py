@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clawq.cli.tables import show_table, size
+from clawq.amounts import bytes_text
+from clawq.cli.tables import show_table
 from clawq.cli.times import milliseconds, shown
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _cells(facts: dict[str, Any]) -> tuple[str, ...]:
         told = (facts["worker"], str(facts["weights_version"]), f"{facts['steps']}x{facts['envs']}")
     version = "@".join(filter(None, (facts.get("clawq"), facts.get("commit"))))
     made = shown(facts["made_ms"]) if facts["made_ms"] else "-"
-    return (made, facts["slot"], facts["id"], *told, size(facts["bytes"]), facts["place"], version)
+    return (made, facts["slot"], facts["id"], *told, bytes_text(facts["bytes"]), facts["place"], version)
 
 
 def _print_sums(book: "Logbook") -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from clawq.cli.tables import show_table, size
+from clawq.amounts import bytes_text
+from clawq.cli.tables import show_table
 from clawq.cli.times import shown
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}")
@@ -59,7 +60,7 @@ def _print(facts: dict[str, Any]) -> None:
     rows = [
         ("fragment", f"{facts['slot']} {facts['id']}"),
         ("made", shown(facts["made_ms"]) if facts["made_ms"] else "unknown"),
-        ("in", f"{facts['place']} ({size(facts['bytes'])})"),
+        ("in", f"{facts['place']} ({bytes_text(facts['bytes'])})"),
         ("fate", facts["fate"] or "not known"),
     ]
     if "unreadable" in facts:

@@ -5,6 +5,7 @@ The command asks the learner and waits for its answer; what the learner does is 
 
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -58,11 +59,18 @@ def _add(run_id: str, named: dict[str, Any]) -> None:
         f"quarantine {answer['id']}: {answer['env_steps']} env steps of {answer['fragments']} fragments in the ring "
         "are masked; matching fragments that come later are refused"
     )
-    worker = named.get("worker")
-    if worker is not None and worker not in answer["workers"]:
-        there = ", ".join(answer["workers"]) or "none"
-        click.echo(f"note: the ring holds nothing of a worker {worker!r}; workers in it: {there}", err=True)
+    for line in notes(named, answer.get("unknown", {})):
+        click.echo(line, err=True)
     click.echo(f"undo: clawq log quarantine {run_id} --lift {answer['id']}")
+
+
+def notes(named: Mapping[str, Any], unknown: Mapping[str, list[str]]) -> list[str]:
+    """What to say of names that the learner has never heard of."""
+    return [
+        f"note: nothing is known of a {what} {named.get(what)!r}; nearest: "
+        f"{', '.join(near) or 'none is known at all'}. The rule stands, for what may come"
+        for what, near in unknown.items()
+    ]
 
 
 def _ask(run_id: str, command: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +84,8 @@ def _ask(run_id: str, command: dict[str, Any]) -> dict[str, Any]:
     from clawq.errors import ClawqError, UserError
     from clawq.transport.control import Events
 
-    view = View()
-    events = Events(view.data, view.find(run_id).keys)
+    view = View(run_id)
+    events = Events(view.data, view.find_at_work(run_id).keys)
     request = secrets.token_hex(8)
     last = events.append("quarantine_wanted", request=request, **command)
     deadline = time.monotonic() + ANSWER_S

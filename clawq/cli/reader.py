@@ -18,11 +18,12 @@ def ls(run_id: str, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
-    from clawq.cli.screen import duration, number
+    from clawq.amounts import bytes_text
+    from clawq.cli.screen import duration
     from clawq.cli.status import View
     from clawq.transport.registry import Readers
 
-    view = View()
+    view = View(run_id)
     run = view.find(run_id)
     records, board = Readers(view.data, run.keys).list(), view.snapshot(run)
     if as_json:
@@ -30,7 +31,7 @@ def ls(run_id: str, as_json: bool) -> None:
         return
     for record in records:
         figures = [board.get(f"reader/{record.name}/{what}_bytes") for what in ("unread", "uncheckpointed")]
-        told = [f"{number(float(value))}B" for value in figures if isinstance(value, int | float)]
+        told = [bytes_text(float(value)) for value in figures if isinstance(value, int | float)]
         behind = f"; {told[0]} unread, {told[1]} not checkpointed" if len(told) == 2 else ""
         role = "required" if record.required else "optional"
         since = duration(max(0.0, time.time() - record.since_ms / 1000))
@@ -45,13 +46,14 @@ def drop(run_id: str, name: str) -> None:
 
     What it has not checkpointed may then be trimmed. A reader that is alive ends when it notices.
     """
+    from clawq.amounts import bytes_text
     from clawq.cli.status import View
     from clawq.errors import UserError
     from clawq.transport.control import Events
     from clawq.transport.keys import LEARNER
     from clawq.transport.registry import Readers
 
-    view = View()
+    view = View(run_id)
     run = view.find(run_id)
     readers = Readers(view.data, run.keys)
     records = {record.name: record for record in readers.list()}
@@ -64,5 +66,5 @@ def drop(run_id: str, name: str) -> None:
     left = view.snapshot(run).get(f"reader/{name}/uncheckpointed_bytes")
     facts = {"reader": name, "required": record.required, "uncheckpointed_bytes": left}
     Events(view.data, run.keys).append("reader_dropped", **facts)
-    told = f"; {float(left) / 1e6:.1f} MB that it had not checkpointed may be trimmed" if left is not None else ""
+    told = f"; {bytes_text(float(left))} that it had not checkpointed may be trimmed" if left is not None else ""
     click.echo(f"dropped {name}{told}")

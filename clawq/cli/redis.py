@@ -74,6 +74,7 @@ def stop() -> None:
 @redis.command()
 def status() -> None:
     """Show where Redis is, and whether both servers answer and are fit."""
+    from clawq.amounts import bytes_text
     from clawq.errors import UserError
     from clawq.state import resolve_urls
     from clawq.transport.client import check_server, connect, max_memory_bytes, redact
@@ -85,7 +86,7 @@ def status() -> None:
         client = connect(url)
         version = ".".join(map(str, check_server(client, role)))
         memory = max_memory_bytes(client)
-        limit = f"{memory / 1e6:.0f} MB at most" if memory else "no memory limit"
+        limit = f"{bytes_text(memory)} at most" if memory else "no memory limit"
         click.echo(f"{role:<7}{redact(url)}  version {version}, {limit}")
 
 

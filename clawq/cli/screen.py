@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
+from clawq.amounts import bytes_text
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -92,7 +94,10 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         ("env steps", found.joined("{}", ("env_steps", number), "{}/s", ("env_steps_per_s", number))),
         ("updates", found.joined("{}", ("updates", number), "{}/s", ("updates_per_s", number))),
         ("policy lag", found.joined("mean {}", ("policy_lag/mean", number), "max {}", ("policy_lag/max", number))),
-        ("unread", found.joined("{} fragments", ("unread_fragments", number), "{}B stored", ("stored_bytes", number))),
+        (
+            "unread",
+            found.joined("{} fragments", ("unread_fragments", number), "{} stored", ("stored_bytes", bytes_text)),
+        ),
         ("readers", readers(snapshot)),
         ("ring", found.joined("{}", ("ring/fill", share), "{} env steps", ("ring/size", number))),
         (
@@ -136,14 +141,14 @@ def drops(snapshot: Snapshot) -> str:
 
 
 def readers(snapshot: Snapshot) -> str:
-    """What each reader beside the learner has still to take over and to checkpoint, as `archive 3.2MB unread`."""
+    """What each reader beside the learner has still to take over and to checkpoint, as `archive 3.2 MB unread`."""
     some = []
     for name, unread in sorted(snapshot.items()):
         family, _, rest = name.partition("/")
         reader, _, what = rest.rpartition("/")
         kept = snapshot.get(f"reader/{reader}/uncheckpointed_bytes")
         if family == "reader" and what == "unread_bytes" and isinstance(unread, int | float) and _finite(kept):
-            some.append(f"{reader} {number(unread)}B unread, {number(float(kept or 0))}B not checkpointed")
+            some.append(f"{reader} {bytes_text(unread)} unread, {bytes_text(float(kept or 0))} not checkpointed")
     return "; ".join(some)
 
 

@@ -30,7 +30,7 @@ _OVER = ("done", "failed")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the runs, or one RUN in detail."""
-    view = View()
+    view = View(run_id)
     if watch:
         _watch(view, run_id)
         return
@@ -49,10 +49,13 @@ def status(run_id: str | None, watch: bool, as_json: bool) -> None:
 class View:
     """What Redis says about runs.
 
+    Args:
+        run_id: the run that is asked for, if it is one: where no Redis is known, it is told how that one ended.
+
     Raises UserError when no Redis is known, TransportError when it cannot be used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str | None = None) -> None:
         from clawq.errors import UserError
         from clawq.state import resolve_urls
         from clawq.transport.client import connect
@@ -60,6 +63,8 @@ class View:
 
         urls = resolve_urls()
         if urls is None:
+            if run_id is not None:
+                _refuse_ended(run_id)
             raise UserError(
                 "no clawq Redis is running on this machine; for one elsewhere set CLAWQ_BROKER_URL and CLAWQ_DATA_URL"
             )
@@ -78,10 +83,34 @@ class View:
         run = self.registry.get(run_id)
         if run is not None:
             return run
+        _refuse_ended(run_id)
         known = [other.run_id for other in self.runs()]
         near = difflib.get_close_matches(run_id, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
         raise UserError(f"there is no run {run_id!r}; {hint}")
+
+    def find_at_work(self, run_id: str) -> "RunRecord":
+        """The run, if its learner lives; UserError, with how to go on, if it was killed or has ended."""
+        from clawq.errors import UserError
+
+        run = self.find(run_id)
+        dead = self.dead(run)
+        if dead is not None:
+            raise UserError(f"run {run_id} has {dead}")
+        return run
+
+    def dead(self, run: "RunRecord") -> str | None:
+        """What to say of a run whose learner is gone without having said so; None if it lives."""
+        from clawq.transport.claims import holder_of
+
+        if run.state in _OVER or holder_of(self.data, run.keys.claim("learner")) is not None:
+            return None
+        folder = run.learner.get("folder", "FOLDER")
+        return (
+            "no living learner: it was killed, and holds what it had at its last checkpoint. Go on with it, under "
+            f"other settings if you like: `clawq up --resume {folder} KEY=VALUE`; or take it off the list: "
+            f"`clawq learner forget {run.run_id}`"
+        )
 
     def snapshot(self, run: "RunRecord") -> "Snapshot":
         from clawq.transport.control import Board
@@ -116,6 +145,12 @@ class View:
         }
 
 
+def _refuse_ended(run_id: str) -> None:
+    from clawq.programs.endings import refuse_ended
+
+    refuse_ended(run_id)
+
+
 def _print_brief(view: View, run: "RunRecord") -> None:
     from clawq.cli.screen import line
 
@@ -129,6 +164,8 @@ def _print_one(view: View, run: "RunRecord") -> None:
     click.echo(run.run_id)
     for label, text in [*rows(view.snapshot(run)), ("learner", _place(run.learner))]:
         click.echo(f"  {label:<12}{text}")
+    if (dead := view.dead(run)) is not None:
+        click.echo(f"  learner     {dead}")
     beats = view.workers(run)
     for name, beat in sorted(beats.items()):
         again = f", started again {beat.restarts} times" if beat.restarts else ""

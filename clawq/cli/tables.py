@@ -33,12 +33,3 @@ def _drawn(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
         # Not markup: names come from others.
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError

@@ -28,33 +28,20 @@ def tune(run_id: str, words: tuple[str, ...], timeout_s: float) -> None:
     from clawq.config import RunConfig
     from clawq.config_live import changed, live_values
 
-    view = View()
-    run = view.find(run_id)
+    view = View(run_id)
+    run = view.find_at_work(run_id) if words else view.find(run_id)
     config = RunConfig.model_validate(run.config)
     if not words:
         for key, value in live_values(config).items():
             click.echo(f"{key}={'null' if value is None else value}")
         return
     changed(config, words)
-    _check_alive(view, run)
     answer = ask(view, run, words, timeout_s)
     if answer.kind == "tune_refused":
         from clawq.errors import ConfigError
 
         raise ConfigError("clawq tune", [str(mistake) for mistake in answer.facts.get("mistakes", [])])
     _tell(words, answer.facts)
-
-
-def _check_alive(view: "View", run: "RunRecord") -> None:
-    from clawq.errors import UserError
-    from clawq.transport.claims import holder_of
-
-    if holder_of(view.data, run.keys.claim("learner")) is None:
-        folder = run.learner.get("folder", "FOLDER")
-        raise UserError(
-            f"run {run.run_id} has no living learner, so there is nothing to change while it goes on; go on with it "
-            f"under other settings: `clawq up --resume {folder} KEY=VALUE`"
-        )
 
 
 def ask(view: "View", run: "RunRecord", words: tuple[str, ...], timeout_s: float) -> "Event":

@@ -9,6 +9,8 @@ target less, if need be, so that a fragment is inserted before the weights that 
     window       w = Q / (actors + 1)             the learner's own queue counts as one more
     actors       as many as Q has fragments, at least 1
 
+Below `COARSE_FRAGMENTS` a window is set to whole fragments: a slow learner's queue is a few of them.
+
 So the feedback of a queue that is full is left to the window itself, which is exact and immediate (an actor stops at
 it, a byte too many is never made); what moves smoothly is only the window. That makes it calm: nothing integrates an
 error, so nothing winds up, and a queue reaches its set point from below, or by draining as fast as the learner takes.
@@ -42,6 +44,9 @@ WINDOW_TAU_S, ACTORS_TAU_S = 0.7, 3.0
 RATE_S = 1.0
 #: Numbers on the board are below this.
 _LARGEST = 2.0**63
+#: Windows below so many fragments are set to whole ones, and moved only when they are off by more than the other
+#: number.
+COARSE_FRAGMENTS, OFF_FRAGMENTS = 6, 0.65
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class Regulator:
 
     def __init__(self) -> None:
         self._window: float | None = None
+        #: Fragments that each slot may hold; None = the window is so large that single ones do not count.
+        self._held: int | None = None
         self._actors: float | None = None
         self._last_s = 0.0
 
@@ -137,7 +144,23 @@ class Regulator:
         wanted = min(max(share, least), float(wishes.window_bytes))
         self._window = wanted if self._window is None else _moved(self._window, wanted, passed_s, WINDOW_TAU_S)
         # While nobody is missing, workers that join are welcome at once.
-        return Pace(max(1, round(self._window)), actors if actors < most else wishes.max_actors)
+        window = self._in_fragments(self._window, flow.fragment_bytes)
+        return Pace(max(1, round(window)), actors if actors < most else wishes.max_actors)
+
+    def _in_fragments(self, window: float, fragment_bytes: float) -> float:
+        """The window that lets each slot hold the whole fragments that come nearest.
+
+        An actor stops when it has reached its window, so a slot holds a window rounded up: a little above a whole
+        number all slots at once hold one fragment more, and with few fragments that is a large part of the queue.
+        """
+        wanted = window / fragment_bytes
+        if wanted >= COARSE_FRAGMENTS:
+            self._held = None
+            return window
+        if self._held is None or abs(wanted - self._held) > OFF_FRAGMENTS:
+            self._held = max(1, round(wanted))
+        # Half a fragment below: fragments are not all of one size.
+        return (self._held - 0.5) * fragment_bytes
 
     def _actors_wanted(self, flow: Flow, total: float, most: int) -> float:
         assert self._actors is not None

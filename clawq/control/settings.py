@@ -24,7 +24,7 @@ from pathlib import Path
 
 from clawq.errors import UserError
 from clawq.spawning.logfile import log_level
-from clawq.state import resolve_urls, state_dir
+from clawq.state import named_urls, resolve_urls, state_dir
 
 #: A worker with only clawq's own tasks is gone so long after the first signal, seconds.
 SHUTDOWN_S = 4.5
@@ -47,6 +47,7 @@ class HostSettings:
         worker_stall_s: seconds in which a worker's own loop does not turn, after which it counts as hung.
         task_grace_s: how long a worker that ends waits for a task of a plugin, seconds.
         actor_memory_mb: private memory of an actor above which it is recycled; None = what the run says.
+        announced: the URLs are those of servers that were started on this host, from its state file.
     """
 
     broker_url: str | None
@@ -59,6 +60,7 @@ class HostSettings:
     worker_stall_s: float
     task_grace_s: float = 60.0
     actor_memory_mb: int | None = None
+    announced: bool = False
 
     @classmethod
     def from_host(cls, env: Mapping[str, str] | None = None) -> "HostSettings":
@@ -82,6 +84,7 @@ class HostSettings:
             worker_stall_s=_positive("CLAWQ_WORKER_STALL_S", env.get("CLAWQ_WORKER_STALL_S", "60")),
             task_grace_s=_positive("CLAWQ_TASK_GRACE_S", env.get("CLAWQ_TASK_GRACE_S", "60")),
             actor_memory_mb=_count("CLAWQ_ACTOR_MEMORY_MB", memory, LEAST_MEMORY_MB) if memory else None,
+            announced=named_urls(env=env) is None,
         )
 
     def require_urls(self) -> tuple[str, str]:

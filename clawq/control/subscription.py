@@ -5,16 +5,17 @@ touches Celery. A timer of Celery's own event loop compares what the thread saw 
 adds or cancels queues: in the loop's thread, so it works the same with threads, prefork and solo. Nothing is remembered
 besides: after a reconnect Celery consumes what it consumed before, and the comparison goes on from there.
 
-While the broker is away the last known runs stay subscribed. Cancelling a queue loses nothing: a message that was
-already on its way goes back to the queue.
+While the broker is away the last known runs stay subscribed; clawq.control.outage says what is told. Cancelling a queue
+loses nothing: a message that was already on its way goes back to the queue.
 """
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from clawq import progress
 from clawq.control import pool_process
 from clawq.control.consumption import LOST_S, Consumption
 from clawq.control.lifecycle import force_exit
+from clawq.control.outage import Outage, gone_for_good
 from clawq.control.pool_process import Identity
 from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, KEY_PREFIX, make_queue, run_queues
 from clawq.control.settings import slot_name
@@ -72,7 +74,7 @@ class Watch:
         self._data = connect(data_url)
         self._consumption, self._stopped = Consumption(), StoppedChildren()
         self._name = slot_name(identity.worker, 0).rpartition("-")[0]
-        self._silent = False
+        self._outage = Outage("data", data_url)
         #: What the consumer should consume; None until the registry was read once.
         self.wanted: set[str] | None = None
         threading.Thread(target=self._run, name="clawq-watch", daemon=True).start()
@@ -86,21 +88,20 @@ class Watch:
         while not self._identity.shutdown.wait(WATCH_S if self._runs else IDLE_WATCH_S):
             try:
                 self._look_after_children()
-                self._look()
-                self._look_after_consumer()
-                self._beat()
-                self._silent = False
-            except TransportError as error:
-                self._consumption.forget()
-                if not self._silent:
-                    log.warning("%s; the worker goes on with the runs it knows", error)
-                self._silent = True
+                try:
+                    self._look()
+                    self._look_after_consumer()
+                # The consumer itself tells of the broker.
+                except TransportError:
+                    self._consumption.forget()
+                _follow(self._outage, self._beat)
             # This thread is the worker's only eye: nothing odd in a record may close it.
             except Exception:
                 log.exception("the registry of runs could not be read; trying again")
         self._leave()
 
     def _look(self) -> None:
+        """Read the registry."""
         only = self._identity.settings.runs
         runs = self._registry.list()
         self._runs = [run for run in runs if run.state in ACTIVE_STATES and (only is None or run.run_id in only)]
@@ -132,8 +133,7 @@ class Watch:
                 self._identity.slots,
                 busy,
                 socket.gethostname(),
-                # Who ends a worker tells its supervisor.
-                self._identity.main_pid if self._identity.pulse is None else os.getppid(),
+                _foremost(self._identity),
                 restarts=restarts_so_far(),
             )
             Heartbeats(self._data, run.keys).beat(beat)
@@ -195,15 +195,56 @@ class Subscription(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]  # celery has no types
-    """Celery's consumer, with a bounded pause between tries to reach the broker.
+    """Celery's consumer, with a bounded pause between tries to reach the broker, and few words about it.
 
-    Celery's own pauses grow to 30 s; a worker should take work soon after a long outage, too.
+    Celery's own pauses grow to 30 s; a worker should take work soon after a long outage, too. It tells every try, and a
+    night's outage in ten thousand lines.
     """
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect, trying again every 1 to 5 s."""
-        conn.ensure_connection = partial(conn.ensure_connection, interval_start=1, interval_step=1, interval_max=5)
+        """Connect, trying again every 1 to 5 s, until the worker is told to stop or the broker is gone for good."""
+        identity = pool_process.identity()
+        if identity is not None:
+            conn.ensure_connection = partial(_wait_for, conn.ensure_connection, identity)
         return super().ensure_connected(conn)
+
+
+def _wait_for(ensure: Callable[..., Any], identity: Identity, errback: Any, *args: Any, **kwargs: Any) -> Any:
+    """Kombu's ensure_connection with our words and pauses."""
+    settings = identity.settings
+    broker_url = settings.require_urls()[0]
+    outage = Outage("broker", broker_url)
+
+    def tell(error: Exception, interval_s: float) -> None:
+        if settings.announced and gone_for_good(broker_url) and not identity.shutdown.begun:
+            log.error(
+                "the Redis servers of this machine have ended (`clawq redis stop`, or the run that had started them), "
+                "and with them what this worker was for: it ends. Start it again beside the next ones"
+            )
+            os.kill(_foremost(identity), signal.SIGTERM)
+        elif (text := outage.away(error)) is not None:
+            log.warning("%s", text)
+
+    connected = ensure(tell, *args, **kwargs, interval_start=1, interval_step=1, interval_max=5)
+    if (text := outage.back()) is not None:
+        log.warning("%s", text)
+    return connected
+
+
+def _foremost(identity: Identity) -> int:
+    """Pid of whom to tell if this worker is to end: its supervisor, if it has one."""
+    return identity.main_pid if identity.pulse is None else os.getppid()
+
+
+def _follow(outage: Outage, act: Callable[[], None]) -> None:
+    """Do something with a server, and tell if it is away or back."""
+    try:
+        act()
+        text = outage.back()
+    except TransportError as error:
+        text = outage.away(error)
+    if text is not None:
+        log.warning("%s", text)
 
 
 def _active_leases() -> int:

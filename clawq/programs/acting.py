@@ -23,6 +23,7 @@ from clawq.config import RunConfig
 from clawq.core import VectorEnv
 from clawq.errors import ClaimHeld, NoSeat, SpecMismatch, StoreFull, StoreUnavailable
 from clawq.plugins import load
+from clawq.programs.extras import extras_of
 from clawq.programs.parent import LeaseOrder
 from clawq.programs.policy_loader import PolicyLoader
 from clawq.programs.provenance import provenance
@@ -101,7 +102,7 @@ class ActingSession:
         progress("start", 0)
         seed = actor_seed(config.seed, slot, sink.incarnation and sink.epoch)
         self._loader = PolicyLoader(config, spec)
-        actor = Actor(_noise(config, self._env, seed), self._loader.get)
+        actor = Actor(_noise(config, self._env, seed), self._loader.get, explores=not extras_of(config, spec))
         origin = Origin(str(order.run["tag"]), order.worker, slot, seed, provenance(spec.name))
         seconds = config.actors.fragment_s if sync is None else math.inf
         adder = self._adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))

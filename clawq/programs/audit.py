@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from clawq.errors import CheckpointInvalid, TransportError, UserError
-from clawq.json_text import parse_json
 from clawq.programs.balance import GONE, Balance, balance, split
+from clawq.programs.damaged import damaged, read_object
 from clawq.programs.run import write_json
 from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import Ledger
@@ -137,12 +137,11 @@ def _read_file(folder: Path) -> tuple[Balance | None, list[Balance]]:
     """(the learner's balance, those of other readers), as the learner wrote them at its end."""
     file = folder / LEDGER_FILE
     try:
-        raw = parse_json(file.read_text())
-        return Balance.from_json(raw), [Balance.from_json(one) for one in raw.get("readers", [])]
+        with damaged(file, "Move it away: the books are then taken from the newest checkpoint"):
+            raw = read_object(file)
+            return Balance.from_json(raw), [Balance.from_json(one) for one in raw.get("readers", [])]
     except FileNotFoundError:
         return None, []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
 
 
 def others(data: Any, keys: RunKeys, folder: Path | None, settling_s: float = SETTLING_S) -> list[Balance]:
@@ -191,9 +190,18 @@ def audit(data: Any, keys: RunKeys, folder: Path | None, reader: str = LEARNER) 
 
 
 def keep(
-    data: Any, keys: RunKeys, folder: Path, consumer: Consumer, lost_unacked: float, reader: str = LEARNER
+    data: Any,
+    keys: RunKeys,
+    folder: Path,
+    consumer: Consumer,
+    lost_unacked: float,
+    reader: str = LEARNER,
+    finished: bool = False,
 ) -> Balance | None:
-    """Write the learner's last balance into the run folder; None if that was not possible (which is told)."""
+    """Write the learner's last balance into the run folder; None if that was not possible (which is told).
+
+    `finished`: the run is over, and its streams are going to be deleted.
+    """
     positions, sums = published(consumer)
     sums["lost_unacked"] = lost_unacked
     ended = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -203,6 +211,7 @@ def keep(
         log.warning("the last balance of the ledger is without Redis: %s", error)
         seen = None
     found = balance(reader, f"when the learner ended, {ended}", positions, seen, sums)
+    found = replace(found, finished=finished)
     for problem in found.problems():
         log.warning("ledger: %s", problem)
     try:
@@ -230,12 +239,22 @@ def _others_at_end(data: Any, keys: RunKeys, reader: str) -> list[dict[str, Any]
 
 def unread_at_end(folder: Path, state: Mapping[str, Any]) -> dict[str, int]:
     """Slot -> fragments that were in the streams when the learner of this checkpoint ended; empty if nobody knows."""
+
+
+def ledger_at_end(folder: Path, state: Mapping[str, Any]) -> Balance | None:
+    """What the learner of this checkpoint wrote at its end; None if nobody knows.
+
+    Args:
+        folder: of the run.
+        state: of the consumer, in the checkpoint.
+    """
     try:
         kept = read_ledger(folder)
     except UserError as error:
         log.warning("%s", error)
-        return {}
+        return None
     # Written at another moment than the checkpoint it would be about other fragments.
     if kept is None or kept.sums.get("entries") != Ledger(state).counts.entries:
         return {}
     return {row.slot: row.in_stream for row in kept.rows if row.slot != GONE}
+    return kept if kept is not None and kept.sums.get("entries") == Ledger(state).counts.entries else None

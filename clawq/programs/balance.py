@@ -19,6 +19,13 @@ from clawq.transport.books import Position, View
 #: In place of a slot's name: all streams that were swept away.
 GONE = "@gone"
 
+#: Sums that a ledger must have: numbers, and numbers by reason.
+_COUNTS = (
+    *("entries", "committed", "committed_steps", "duplicates", "produced_steps"),
+    *("refused_steps", "unaccounted_steps", "missed_steps"),
+)
+_BY_REASON = ("rejected", "dropped_steps", "gaps")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -53,12 +60,14 @@ class Balance:
         source: where the numbers are from, for people.
         rows: slots, by name; empty if no stream could be looked at.
         sums: `Counts` of the reader as a dict, `before` (entries of servers that are gone) and `lost_unacked` (bound).
+        finished: the run was over: what was still in its streams was deleted with them.
     """
 
     reader: str
     source: str
     rows: tuple[Row, ...] = ()
     sums: Mapping[str, Any] = field(default_factory=dict)
+    finished: bool = False
 
     @property
     def in_stream(self) -> int:
@@ -105,15 +114,26 @@ class Balance:
         ]
         facts = {"acknowledged": self.acknowledged, "in_stream": self.in_stream, "earlier_servers": self.earlier}
         sums = dict(self.sums)
-        head = {"reader": self.reader, "source": self.source, "balances": not self.problems(), **facts}
+        head = {"reader": self.reader, "source": self.source, "finished": self.finished}
+        head |= {"balances": not self.problems(), **facts}
         return {**head, "sums": sums, "slots": rows, "problems": self.problems()}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "Balance":
-        """Inverse of `to_json`; raises KeyError or TypeError for something else."""
-        names = ("slot", "acknowledged", "settled", "in_stream", "gap")
-        rows = tuple(Row(**{name: row[name] for name in names}) for row in raw["slots"])
-        return cls(str(raw["reader"]), str(raw["source"]), rows, dict(raw["sums"]))
+        """Inverse of `to_json`; raises KeyError, TypeError or ValueError for something else."""
+        rows = tuple(
+            Row(
+                str(row["slot"]),
+                None if row["acknowledged"] is None else int(row["acknowledged"]),
+                *(int(row[name]) for name in ("settled", "in_stream", "gap")),
+            )
+            for row in raw["slots"]
+        )
+        sums = dict(raw["sums"])
+        if sums:
+            sums |= {name: int(sums[name]) for name in _COUNTS}
+            sums |= {name: {str(why): int(count) for why, count in sums[name].items()} for name in _BY_REASON}
+        return cls(str(raw["reader"]), str(raw["source"]), rows, sums, bool(raw.get("finished")))
 
 
 def balance(

@@ -9,6 +9,14 @@ from dataclasses import dataclass
 from clawq.config import Budget
 
 
+@dataclass(frozen=True, slots=True)
+class More:
+    """What is spent, in words, and an override that gives more of it."""
+
+    spent: str
+    key: str
+
+
 @dataclass(slots=True)
 class BudgetMeter:
     """Follows one run's budget.
@@ -61,6 +69,16 @@ class BudgetMeter:
         if self.reached is not None and self.ended_s is None:
             self.ended_s = now_s
         return self.reached is not None
+
+    def more(self, now_s: float, env_steps: int) -> "More | None":
+        """What would let a run go on that has nothing left to spend; None while it has."""
+        budget = self.budget
+        if budget.env_steps is not None and env_steps >= budget.env_steps:
+            return More(f"{env_steps} of {budget.env_steps} env steps", f"budget.env_steps={2 * budget.env_steps}")
+        if budget.seconds is not None and self.used_s(now_s) >= budget.seconds:
+            used = f"{self.used_s(now_s):.0f} of {budget.seconds:g} s of wall time"
+            return More(used, f"budget.seconds={2 * budget.seconds:g}")
+        return None
 
     def scored(self, mean_return: float, success: float | None) -> None:
         """An evaluation arrived; the run is over if it meets a target."""

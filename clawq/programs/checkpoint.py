@@ -179,7 +179,17 @@ class Checkpoints:
             return replace(found, skipped=tuple(skipped))
         if second is not None or not skipped:
             return second
-        raise CheckpointInvalid("no checkpoint can be used:\n" + "\n".join(f"  - {reason}" for _, reason in skipped))
+        raise CheckpointInvalid(
+            "\n".join(["no checkpoint can be used:", *(f"  - {why}" for _, why in skipped), self._advice()])
+        )
+
+    def _advice(self) -> str:
+        """What to do when all is lost."""
+        run = self.folder.parent
+        return (
+            f"Put sound copies into {self.folder}, if there are any; or learn again from what the run recorded, as far "
+            f"as its log is kept: `clawq replay {run}`; or begin anew: `clawq up {run / 'config.yaml'}`"
+        )
 
     def _sweep(self) -> None:
         for left in self.folder.glob("step-*.tmp"):

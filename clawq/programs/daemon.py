@@ -17,10 +17,13 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.cores import thread_env
 from clawq.errors import Interrupted, UserError
+from clawq.programs.demonstration_file import check_readable
+from clawq.programs.extras import extras_of
 from clawq.programs.following import find_source
-from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder
+from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder, refusing
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
+from clawq.programs.suitability import check_suitable
 from clawq.registry import Registration, enrol
 from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile, log_level
@@ -58,15 +61,18 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
     config = kept.config if kept is not None else order.config
     if config is None:
         raise UserError("a new run needs a configuration")
+    check_readable(config.replay)
     wanted = new_run_id(config, time.time()) if order.run_id is None else order.run_id
+    fresh = kept is None and not (Path(config.folder).expanduser() / wanted).exists()
     run_id, folder = (wanted, prepare_folder(config, wanted)) if kept is None else (kept.id, kept.folder)
     tag, logs = new_tag() if kept is None else kept.tag, folder / "logs"
-    with only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
+    with refusing(folder, fresh), only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
         urls = servers.broker_url, servers.data_url
         enrol(Registration("learner", run_id, config.watchdog.learner_limits, urls=urls, run=tag))
         coordinator = start_coordinator(spawner, run_id, tag, logs, *urls)
         try:
             spec = probe(config, spawner, LogFile(logs / "probe.log"), stop)
+            check_suitable(config, spec)
             followed = find_source(config, run_id, spec, urls[0], "" if kept is None else kept.follows)
             follows = "" if followed is None else followed.tag
             run = create_run(config, run_id, spec, tag, follows) if kept is None else kept
@@ -75,8 +81,9 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
             say(f"run {run.id} in {run.folder}")
             with open_session(run, *urls, spawner, coordinator) as session:
                 session.source = followed
-                # In rounds every version is the learner's own, and the first round begins with its first.
-                if kept is None and config.sync is None and followed is None:
+                # In rounds every version is the learner's own, and the first round begins with its first; and whoever
+                # needs extras of the policy cannot use what is done at random.
+                if kept is None and config.sync is None and followed is None and not extras_of(config, spec):
                     invite_actors(session)
                 check_not_stopped(stop)
                 from clawq.programs.learner import run_learner

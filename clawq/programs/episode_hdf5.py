@@ -11,6 +11,7 @@ end for a terminal state. Reading is for such files of anybody.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -205,21 +206,31 @@ def read_hdf5(path: Path, spec: EnvSpec) -> Iterator[Episode]:
     Raises:
         UserError: it cannot be read, or does not fit; the text says which episode and what.
     """
-    h5py = need("h5py", "HDF5")
-    file = next((p for p in (path, path / "main_data.hdf5", path / "data" / "main_data.hdf5") if p.is_file()), None)
-    if file is None:
-        raise UserError(f"{path} is neither an HDF5 file nor a Minari dataset (a folder with main_data.hdf5)")
+    with opened(path) as episodes:
+        for where, group in episodes:
+            yield _read_episode(group, where, spec)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Iterator[tuple[str, Any]]]:
+    """The episodes of a file or dataset, not read yet: (where it is, its group) of each; raises as `read_hdf5`."""
+    h5py, file = need("h5py", "HDF5"), find_hdf5(path)
     try:
         with h5py.File(file, "r") as content:
-            names = sorted(
-                (n for n in content if n.startswith("episode_") and n[8:].isdigit()), key=lambda n: int(n[8:])
-            )
-            if not names:
+            numbers = sorted(int(name[8:]) for name in content if name.startswith("episode_") and name[8:].isdigit())
+            if not numbers:
                 raise UserError(f"{file} holds no episodes (groups named episode_0, episode_1 ...)")
-            for name in names:
-                yield _read_episode(content[name], f"{file}: {name}", spec)
+            yield ((f"{file}: episode_{number}", content[f"episode_{number}"]) for number in numbers)
     except OSError as error:
         raise UserError(f"{file} cannot be read as HDF5: {error}") from None
+
+
+def find_hdf5(path: Path) -> Path:
+    """The HDF5 file that is meant; UserError if there is none."""
+    for file in (path, path / "main_data.hdf5", path / "data" / "main_data.hdf5"):
+        if file.is_file():
+            return file
+    raise UserError(f"{path} is neither an HDF5 file nor a Minari dataset (a folder with main_data.hdf5)")
 
 
 def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:

@@ -15,7 +15,7 @@ So each transition (s, a, r, s') that comes out did happen, once. Memory: the op
 beyond it those of the slot that was silent for longest are given as they are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,14 +276,6 @@ class Stitcher:
     def _forget(self, one: _Open) -> None:
         self._bytes -= one.size_bytes
         one.meta, one.chunks, one.steps, one.size_bytes = None, [], 0, 0
-
-
-def stitch(fragments: Iterable[Fragment], most_open_bytes: int = MOST_OPEN_BYTES) -> Iterator[Episode]:
-    """All episodes in these fragments, those that break off included."""
-    stitcher = Stitcher(most_open_bytes)
-    for fragment in fragments:
-        yield from stitcher.add(fragment)
-    yield from stitcher.close()
 
 
 def _life(meta: FragmentMeta) -> int:

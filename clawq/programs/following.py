@@ -135,14 +135,16 @@ class Following:
         """What is wanted: it paces nobody."""
         return wanted_bytes
 
-    def tend(self, checkpointed: Mapping[str, str], window_bytes: int) -> None:
+    def tend(self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]) -> None:
         """Be there, and tell how far this reader will never read again."""
         self._reader.beat()
         if checkpointed != self._told:
             self._reader.checkpointed(checkpointed)
             self._told = dict(checkpointed)
 
-    def squeeze(self, checkpointed: Mapping[str, str], window_bytes: int) -> None:
+    def squeeze(
+        self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]
+    ) -> None:
         """Nothing of this run's is in the streams."""
 
     def look(self, window_bytes: int) -> dict[str, float]:

@@ -71,7 +71,7 @@ class Inbox:
         elif event.kind == "tune_wanted":
             self._tune(event)
         elif event.kind == "quarantine_wanted":
-            answer = self._parts.quarantine.command(event.facts)
+            answer = self._parts.quarantine.command(event.id, event.facts)
             if answer is not None:
                 self._parts.link.notify("quarantine", **answer)
         elif event.kind == "reaped":

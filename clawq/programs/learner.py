@@ -33,8 +33,10 @@ from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
 from clawq.programs.archiving import open_archiver
 from clawq.programs.arithmetic import set_up_torch
-from clawq.programs.audit import keep, published, unread_at_end
+from clawq.programs.audit import keep, ledger_at_end, published
+from clawq.programs.balance import Balance
 from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.extras import extras_of
 from clawq.programs.farewell import Farewell
 from clawq.programs.finish import Finish
 from clawq.programs.following import Following, take_place
@@ -66,6 +68,7 @@ from clawq.transport.outstanding import Outstanding
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.weights import WeightsPublisher
+from clawq.types import Metrics
 
 #: Share of the data server's memory that the streams may take: publishing must always fit.
 STREAM_SHARE = 0.55
@@ -129,6 +132,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
             stack.callback(archiver.close, END_S)
         trainer, writers = build(session, device, resume, say, archiver)
         if resume:
+            tell_spent(trainer, session.run, say)
             # The state fits the configuration that was given: it is the run's own from now on.
             with writing(session.run.folder):
                 session.run.save_config()
@@ -167,6 +171,16 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         return report
 
 
+def tell_spent(trainer: Trainer, run: Run, say: Callable[[str], None]) -> None:
+    """Say so if a resumed run has nothing left to spend: it is finished again, and learns nothing more."""
+    more = trainer.parts.budget.more(time.monotonic(), trainer.parts.tempo.env_steps)
+    if more is not None:
+        say(
+            f"nothing more is learned: the budget is spent ({more.spent}); only the end is made again (evaluation, "
+            f"pictures). To go on, give more: `clawq up --resume {run.folder} {more.key}`"
+        )
+
+
 def keep_config(session: Session, config: RunConfig) -> None:
     """Keep a configuration that was changed live: for a resume in the run folder, for workers in the registry.
 
@@ -184,16 +198,36 @@ def keep_books(session: Session, trainer: Trainer) -> None:
     """Leave the ledger's last balance in the run folder."""
     lost = trainer.numbers().get("lost_unacked", 0.0)
     reader = LEARNER if session.source is None else session.source.reader
-    keep(session.data, session.streams, session.run.folder, trainer.parts.consumer, lost, reader)
+    finished = session.state == "done" and session.source is None
+    keep(session.data, session.streams, session.run.folder, trainer.parts.consumer, lost, reader, finished)
 
 
 def build(
     session: Session, device: str, resume: bool, say: Callable[[str], None], archiver: Archiver | None = None
 ) -> tuple[Trainer, Any]:
-    """The trainer with all its parts, restored from the newest checkpoint if `resume`."""
+    """The trainer with all its parts, restored from the newest checkpoint if `resume`, and its open metric writers."""
+    writers = open_writers(session.run.config.metrics, session.run.folder)
+    try:
+        return put_together(session, device, resume, say, writers.write, archiver), writers
+    except BaseException:
+        writers.close()
+        raise
+
+
+def put_together(
+    session: Session,
+    device: str,
+    resume: bool,
+    say: Callable[[str], None],
+    report: Callable[[int, float, Metrics], None],
+    archiver: Archiver | None,
+) -> Trainer:
+    """The trainer of `build`; `report` as in Trainer."""
     run, config, data, keys = session.run, session.run.config, session.data, session.keys
     state = find_state(Checkpoints(run.checkpoints, config.learner.keep_checkpoints), run, say) if resume else None
-    reader = make_reader(session, state)
+    consumed = None if state is None else state["consumer"]
+    ended = None if consumed is None else ledger_at_end(run.folder, consumed)
+    reader = make_reader(session, consumed, ended)
     budget = stream_budget(session)
     publisher = WeightsPublisher(data, keys, session.claim, config.learner.keep_weights)
     wires = Wires(
@@ -214,11 +248,12 @@ def build(
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     admit = partial(check_memory, session, device, say)
-    parts = make_parts(run, device, outside, state["consumer"] if state else None, admit)
+    if consumed is not None and ended is not None and ended.finished:
+        consumed = {**consumed, "finished": True}
+    parts = make_parts(run, device, outside, consumed, admit)
     reader.tell_server(parts.consumer.on_server)
     reader.tell_slots(parts.consumer.on_slots)
     link.books = partial(published, parts.consumer)
-    writers = open_writers(config.metrics, run.folder)
     facts = session_facts(run, device)
     identity = {
         "format": STATE_FORMAT,
@@ -227,7 +262,7 @@ def build(
         "env": run.spec.fingerprint,
         "config": facts["config"],
     }
-    trainer = Trainer(parts, identity, writers.write)
+    trainer = Trainer(parts, identity, report)
     versions.trainer = trainer
     trainer.publishing.version = publisher.head()
     if state is not None:
@@ -252,7 +287,7 @@ def build(
     # Of a run that begins anew too: it was told what not to learn from.
     parts.quarantine.load()
     trainer.state.begin_session(facts)
-    return trainer, writers
+    return trainer
 
 
 def session_facts(run: Run, device: str) -> dict[str, Any]:
@@ -271,13 +306,12 @@ def session_facts(run: Run, device: str) -> dict[str, Any]:
     }
 
 
-def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamReader:
-    """The reader of the run's streams, going on where a checkpoint's state stands."""
+def make_reader(session: Session, consumed: Mapping[str, Any] | None, ended: Balance | None) -> StreamReader:
+    """The reader of the run's streams, going on where a checkpoint's consumer and its learner's last balance stand."""
     source, keys, what = session.source, session.streams, session.record.learner_text
     name, required = (LEARNER, True) if source is None else (source.reader, source.required)
-    if state is None:
+    if consumed is None:
         return StreamReader(session.data, keys, name, required=required, what=what)
-    consumed = state["consumer"]
     return StreamReader(
         session.data,
         keys,
@@ -285,7 +319,7 @@ def make_reader(session: Session, state: Mapping[str, Any] | None) -> StreamRead
         required=required,
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
-        unread=unread_at_end(session.run.folder, consumed),
+        unread={row.slot: row.in_stream for row in ended.rows} if ended is not None else {},
         ordinals=consumed.get("ordinals"),
         what=what,
     )
@@ -318,8 +352,9 @@ def check_memory(session: Session, device: str, say: Callable[[str], None], weig
     if is_local(session.data_url):
         left = memory_left_bytes(session.data)
         server = streams if left is None else left
+    config, spec = session.run.config, session.run.spec
     planned = forecast(
-        session.run.config, session.run.spec, gpu=gpu, server=server, streams=streams, weights=weights_bytes
+        config, spec, gpu=gpu, server=server, streams=streams, weights=weights_bytes, extras=extras_of(config, spec)
     )
     planned.check(machine)
     say(planned.text(machine))

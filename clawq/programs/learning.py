@@ -13,8 +13,10 @@ state does not hold.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from clawq.core import Entry
-from clawq.errors import ExperienceGone, ScheduleInvalid
+import torch
+
+from clawq.core import Algorithm, Entry
+from clawq.errors import AlgorithmFault, ExperienceGone, ScheduleInvalid
 from clawq.programs import quarantine, tuning
 from clawq.programs.intake import valid_steps
 from clawq.programs.parts import Parts
@@ -31,6 +33,8 @@ from clawq.replay.consumer import with_notices
 from clawq.replay.rebuild import forget
 from clawq.replay.validation import Examiner, Fault
 
+#: Largest TD error that can be a priority: sums of these over a whole ring stay finite.
+LARGEST_TD_ERROR = 1e25
 #: Gives the entry of (slot, epoch, seq), None if it is kept nowhere any more.
 Fetch = Callable[[str, int, int], Entry | None]
 #: Applies a live change's facts to the parts.
@@ -55,9 +59,30 @@ def update(parts: Parts, progress: float, version: int) -> bool:
     batch = parts.ageing.weigh(parts.batches.next(progress), version)
     made = parts.updater.update(batch, progress)
     if made and parts.sampler.wants_td_error:
-        parts.batches.learned(batch, parts.updater.algorithm.td_error)
+        parts.batches.learned(batch, td_errors(parts.updater.algorithm, len(batch.row), parts.config.algorithm.name))
     parts.limiter.sampled(parts.config.replay.transitions)
     return made
+
+
+def td_errors(algorithm: Algorithm, rows: int, name: str) -> torch.Tensor:
+    """The TD errors of the last batch, float [rows] on the CPU; they become priorities, so one bad one spoils them all.
+
+    Raises AlgorithmFault, with the plugin's name, if they are not what `Algorithm.td_error` promises.
+    """
+    given = algorithm.td_error
+    if not isinstance(given, torch.Tensor) or given.shape != (rows,):
+        shown = list(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise AlgorithmFault(name, f"td_error is {shown}; a tensor [{rows}] was expected, one number for each row")
+    errors = given.detach().cpu()
+    bad = ~(errors.abs() <= LARGEST_TD_ERROR)
+    if bad.any():
+        raise AlgorithmFault(
+            name,
+            f"td_error of {int(bad.sum())} of {rows} rows is not a number up to {LARGEST_TD_ERROR:g} (first: "
+            f"{float(errors[bad][0]):g}), though its losses were finite. The weights of the last checkpoint are sound; "
+            "replay.sampler=uniform needs no TD errors",
+        )
+    return errors
 
 
 def apply(

@@ -15,12 +15,12 @@ from typing import Any
 import clawq
 from clawq.core import Entry
 from clawq.errors import ArchiveError, CodecError, LogGone, UserError
-from clawq.json_text import parse_json
+from clawq.programs.damaged import damaged, read_object
 from clawq.programs.logbook import Logbook, meta_facts, printable
 from clawq.programs.provenance import provenance
 from clawq.programs.run import write_json
 from clawq.replay.validation import Examiner, Fault, FragmentCheck
-from clawq.specs import EnvSpec
+from clawq.specs import ArraySpec, EnvSpec
 from clawq.transport.codec import WIRE_VERSION, decode, peek_meta
 from clawq.transport.dead_letters import HEAD_BYTES, DeadLetters, Letter
 
@@ -106,6 +106,7 @@ def write_bundle(book: Logbook, letter: Letter, folder: Path) -> dict[str, Any]:
         "run": book.where.run_id,
         "tag": book.where.keys.tag,
         "spec": book.spec.to_json(),
+        "extras": {name: [list(one.shape), one.dtype] for name, one in book.extras.items()},
         "environment": book.where.config.get("environment"),
         "wire_version": WIRE_VERSION,
         "clawq": clawq.__version__,
@@ -151,18 +152,18 @@ def check_bundle(folder: Path) -> Checked:
         UserError: it is no bundle, or one of a newer version.
     """
     try:
-        facts = parse_json((folder / _LETTER).read_text())
         payload = (folder / _ENTRY).read_bytes()
-        if facts["format"] != _FORMAT:
-            raise UserError(f"{folder} is a bundle of format {facts['format']}; this clawq reads format {_FORMAT}")
-        epoch, seq = map(int, str(facts["id"]).split("-"))
-        entry = Entry(str(facts["slot"]), epoch, seq, payload)
-        examiner = Examiner(decode, FragmentCheck(EnvSpec.from_json(facts["spec"]), str(facts["tag"])))
-        reason, version = str(facts["reason"]), str(facts["clawq"])
+        with damaged(folder / _LETTER, "Export it anew: `clawq log dlq export`"):
+            facts = read_object(folder / _LETTER)
+            if facts["format"] != _FORMAT:
+                raise UserError(f"a bundle of format {facts['format']}; this clawq reads format {_FORMAT}")
+            epoch, seq = map(int, str(facts["id"]).split("-"))
+            entry = Entry(str(facts["slot"]), epoch, seq, payload)
+            extras = {name: ArraySpec(tuple(shape), kind) for name, (shape, kind) in facts.get("extras", {}).items()}
+            examiner = Examiner(decode, FragmentCheck(EnvSpec.from_json(facts["spec"]), str(facts["tag"]), extras))
+            reason, version = str(facts["reason"]), str(facts["clawq"])
     except OSError as error:
         raise UserError(f"{folder} is no bundle of a dead letter: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"{folder / _LETTER} cannot be used: {type(error).__name__}: {error}") from None
     found = examiner.examine(entry)
     return Checked(reason, found if isinstance(found, Fault) else None, version)
 

@@ -21,10 +21,11 @@ from clawq.core import Control
 from clawq.errors import ClaimLost, RecordUnreadable, StoreFull, StoreUnavailable, TransportError
 from clawq.programs.following import Following
 from clawq.programs.upkeep import Upkeep
-from clawq.transport.archiver import Archiver, least
+from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
 from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats, PaceRecord
+from clawq.transport.keys import ARCHIVE
 from clawq.transport.readers import StreamReader
 from clawq.transport.stream import parse_id
 from clawq.transport.weights import WeightsPublisher
@@ -267,20 +268,20 @@ class Link:
         self._send_small()
         # Before trimming: what was settled, but is not published as settled, must not leave the streams.
         self._publish_books()
-        self._wires.upkeep.tend(self._trimmable(), self._window_bytes)
+        self._wires.upkeep.tend(self._checkpointed, self._window_bytes, self._beside())
         self._receive()
         self._look_around()
 
     def _make_room(self) -> None:
         """Whatever was refused for want of memory waits; trimming is not refused."""
         with contextlib.suppress(StoreUnavailable, StoreFull):
-            self._wires.upkeep.squeeze(self._trimmable(), self._window_bytes)
+            self._wires.upkeep.squeeze(self._checkpointed, self._window_bytes, self._beside())
 
-    def _trimmable(self) -> Mapping[str, str]:
-        """Slot -> id behind which all required readers are."""
+    def _beside(self) -> Mapping[str, Mapping[str, str]]:
+        """What this process's archive has on the disk for sure, if trimming is to wait for it."""
         archiver = self._wires.archiver
         archived = archiver.holds() if archiver is not None else None
-        return self._checkpointed if archived is None else least(self._checkpointed, archived)
+        return {} if archived is None else {ARCHIVE: archived}
 
     def _tell_shortened(self) -> None:
         """Say which streams lost their end: what was in it is in the ring, but the log has it no more."""

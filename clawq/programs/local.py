@@ -6,6 +6,7 @@ first (which writes a checkpoint), then the worker, then Redis; a second signal 
 """
 
 import contextlib
+import shutil
 import signal
 import threading
 import time
@@ -18,9 +19,10 @@ from typing import Protocol
 from clawq import progress
 from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
-from clawq.errors import ActorFailed, TransportError
+from clawq.errors import ActorFailed, TransportError, UserError
+from clawq.programs.demonstration_file import check_readable
 from clawq.programs.memory import Machine, forecast
-from clawq.programs.run import open_run, prepare_folder, prepare_new_folder
+from clawq.programs.run import is_unborn, open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
 from clawq.registry import Registration, enrol
 from clawq.spawning.logfile import LogFile, log_level
@@ -126,6 +128,8 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
     log_level("INFO")
     config = order.config
     check_memory(order)
+    check_readable(config.replay)
+    fresh = order.resume is None and (order.run_id is None or not (Path(config.folder) / order.run_id).exists())
     run_id, folder = identity_of(order)
     cores = core_plan(config)
     display.say(cores.text)
@@ -141,6 +145,9 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
             status = household.end()
     if status != 0 and household.learner is not None:
         display.say(last_words(status, stop.is_set(), household.learner.log.tail(30), folder))
+        if status == UserError.exit_code and fresh and is_unborn(folder):
+            # What was wrong has been said, and nothing came of it.
+            shutil.rmtree(folder, ignore_errors=True)
     return exit_status(status, stop.is_set())
 
 

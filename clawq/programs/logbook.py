@@ -4,6 +4,7 @@ Needs no learner. Of a run that is alive the streams are read, of one with an ar
 What is told of a fragment comes from its own header, which is the actor's word: texts in it are made printable.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from clawq.errors import CodecError, LogGone, ScheduleInvalid, TransportError, UserError
+from clawq.config import RunConfig
+from clawq.errors import CodecError, LogGone, PluginError, ScheduleInvalid, TransportError, UserError
+from clawq.programs.extras import extras_of
 from clawq.programs.run import archive_folder
 from clawq.programs.schedule import SCHEDULE_FILE, FragmentCommitted, UpdatesTried, read_schedule
 from clawq.programs.whereabouts import Whereabouts, find_run
 from clawq.replay.validation import Examiner, FragmentCheck
-from clawq.specs import EnvSpec
+from clawq.specs import ArraySpec, EnvSpec
 from clawq.transport.archive import Archive
 from clawq.transport.client import translated
 from clawq.transport.codec import decode, peek_meta
@@ -54,8 +57,15 @@ class Logbook:
 
     @property
     def examiner(self) -> Examiner:
-        """Checks fragments as the run's learner does."""
-        return Examiner(decode, FragmentCheck(self.spec, self.where.keys.tag))
+        """Checks fragments as the run's learner does (but for its algorithm's extras where that is not installed)."""
+        return Examiner(decode, FragmentCheck(self.spec, self.where.keys.tag, self.extras))
+
+    @property
+    def extras(self) -> dict[str, ArraySpec]:
+        """What the run's algorithm needs of its policy beside each action."""
+        with contextlib.suppress(PluginError, ValueError):
+            return extras_of(RunConfig.model_validate(self.where.config), self.spec)
+        return {}
 
 
 def open_logbook(word: str) -> Logbook:

@@ -9,18 +9,19 @@ machine, and the control group that we run in, would still give. Not counted: wh
 is left must do. Pure, but for `Machine.here`; no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from clawq.amounts import bytes_text
 from clawq.config import RunConfig
 from clawq.config_rules import STREAM_SHARE
 from clawq.cores import own_cgroup
 from clawq.errors import UserError
 from clawq.replay.rowsize import HOST_ROW_BYTES, forecast_bytes
-from clawq.specs import EnvSpec
+from clawq.specs import ArraySpec, EnvSpec
 
 #: Share of the free memory that a run may plan with.
 SHARE = 0.9
@@ -85,11 +86,12 @@ class Forecast:
 
     def text(self, machine: Machine) -> str:
         """One line for people."""
-        server = f" (data server {size(self.server)})" if self.server else " (on another machine)"
-        gpu = f", on the GPU {size(machine.gpu_bytes)}" if machine.gpu_bytes is not None else ""
+        server = f" (data server {bytes_text(self.server)})" if self.server else " (on another machine)"
+        gpu = f", on the GPU {bytes_text(machine.gpu_bytes)}" if machine.gpu_bytes is not None else ""
         return (
-            f"memory: ring {size(self.ring)}, streams up to {size(self.streams)}{server}, "
-            f"weights {size(self.weights)}, buffers {size(self.buffers)}; {size(machine.free_bytes)} are free{gpu}"
+            f"memory: ring {bytes_text(self.ring)}, streams up to {bytes_text(self.streams)}{server}, "
+            f"weights {bytes_text(self.weights)}, buffers {bytes_text(self.buffers)}; "
+            f"{bytes_text(machine.free_bytes)} are free{gpu}"
         )
 
     def check(self, machine: Machine) -> None:
@@ -106,10 +108,10 @@ class Forecast:
                     else "no ring fits; make redis.data_memory_mb smaller, or use a data server on another machine"
                 )
                 raise UserError(
-                    f"replay.capacity: a ring of {self.capacity} rows takes {size(each * self.capacity)} {where}, and "
-                    f"{size(beside)} are needed beside it (data server {size(self.server)}, weights "
-                    f"{size(self.weights)}, buffers {size(self.buffers)}); {size(free)} are free, of which clawq plans "
-                    f"with {SHARE:.0%}; {advice}"
+                    f"replay.capacity: a ring of {self.capacity} rows takes {bytes_text(each * self.capacity)} "
+                    f"{where}, and {bytes_text(beside)} are needed beside it (data server {bytes_text(self.server)}, "
+                    f"weights {bytes_text(self.weights)}, buffers {bytes_text(self.buffers)}); {bytes_text(free)} are "
+                    f"free, of which clawq plans with {SHARE:.0%}; {advice}"
                 )
 
     def _limits(self, machine: Machine) -> Iterator[tuple[str, int, int, int]]:
@@ -130,6 +132,7 @@ def forecast(
     server: int | None = None,
     streams: int | None = None,
     weights: int = 0,
+    extras: Mapping[str, ArraySpec] | None = None,
 ) -> Forecast:
     """What a run will take.
 
@@ -140,13 +143,14 @@ def forecast(
         server: what the data server may still take on this machine; None = an embedded one that has not started.
         streams: the stream budget; None = what it will be.
         weights: bytes of the algorithm's state.
+        extras: what is kept of the policy beside each action; name -> spec.
     """
     replay, redis = config.replay, config.redis
     if server is None:
         server = redis.data_memory_mb * 2**20
     if streams is None:
         streams = redis.stream_bytes or int(server * STREAM_SHARE)
-    row = HOST_ROW_BYTES if spec is None else forecast_bytes(spec, 1)
+    row = HOST_ROW_BYTES if spec is None else forecast_bytes(spec, 1, extras)
     host = HOST_ROW_BYTES if gpu else 0
     extra = PRIORITY_BYTES if replay.sampler == "prioritized" else 0
     buffers = 2 * redis.window_bytes + STATE_COPIES * weights
@@ -163,12 +167,6 @@ def forecast(
         gpu=gpu,
         known=spec is not None,
     )
-
-
-def size(count: int | None) -> str:
-    """Bytes for people: 97 MB, 1.07 GB."""
-    count = count or 0
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def cgroup_free(root: Path, own: str) -> list[int]:
@@ -196,4 +194,4 @@ def _free(limit: Path, usage: Path, stat: Path) -> int | None:
     return max(0, most - used + int(pages.get("inactive_file", 0)))
 
 
-__all__ = ["SHARE", "Forecast", "Machine", "cgroup_free", "forecast", "size"]
+__all__ = ["SHARE", "Forecast", "Machine", "cgroup_free", "forecast"]

@@ -12,19 +12,22 @@ import torch
 
 from clawq import plugins
 from clawq.config import Replay, RunConfig
-from clawq.core import OFF_POLICY, AlgorithmPlugin, Entry, FragmentSource, GoalReward
+from clawq.core import AlgorithmPlugin, Entry, FragmentSource, GoalReward
 from clawq.errors import UserError
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.checkpoint import Checkpoints
 from clawq.programs.demonstrations import Demonstrations, load_demonstrations
+from clawq.programs.extras import extras_of
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
 from clawq.programs.quarantine import QUARANTINE_FILE, Quarantine
 from clawq.programs.recorder import Recorder
 from clawq.programs.ring_snapshots import open_snapshots
+from clawq.programs.round_size import check_round
 from clawq.programs.run import Run
 from clawq.programs.schedule import SCHEDULE_FILE
-from clawq.programs.tempo import Tempo, check_round, make_tempo, terms_of
+from clawq.programs.suitability import check_goals, check_sampler, largest_fragment_steps
+from clawq.programs.tempo import Tempo, make_tempo, terms_of
 from clawq.programs.updater import Updater
 from clawq.replay.batches import Batches, Gathers
 from clawq.replay.consumer import Consumer
@@ -38,16 +41,12 @@ from clawq.replay.returns import Returns
 from clawq.replay.ring import ReplayRing
 from clawq.replay.round_limiter import RoundLimiter
 from clawq.replay.rounds import Rounds, RoundSupply
-from clawq.replay.rowsize import forecast_bytes
 from clawq.replay.samplers import Sampler, UniformSampler
 from clawq.replay.sequences import SequenceGatherer, Sequences
 from clawq.replay.snapshot_writer import SnapshotWriter
 from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.replay.validation import Examiner, FragmentCheck
 from clawq.transport.codec import decode
-
-#: Steps of each env in a fragment that is ended by time (0.3 s of a hand simulator), with room to spare.
-TYPICAL_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,9 @@ def make_parts(
     algorithm = plugin.make_algorithm(run.spec, options, device, config.seed)
     replay = config.replay
     admit(state_bytes(algorithm.state_dict()))
-    ring = ReplayRing(run.spec, replay.capacity, device)
+    ring = ReplayRing(run.spec, replay.capacity, device, extras_of(config, run.spec))
     generator = torch.Generator().manual_seed(config.seed)
-    check_sampler(config, plugin, largest_fragment_steps(run))
+    check_sampler(config, plugin, largest_fragment_steps(run.config, run.spec))
     limiter = limiter_of(run)
     sampler = make_sampler(replay, ring, generator, limiter)
     if sampler.wants_td_error and getattr(algorithm, "td_error", None) is None:
@@ -139,7 +138,7 @@ def make_parts(
     recorder = Recorder(run.folder / SCHEDULE_FILE)
     supply = None
     if config.sync is not None:
-        check_round(config.sync, config.environment.num_envs, run.spec, outside.link.stream_budget_bytes)
+        check_round(config, run.spec, outside.link.stream_budget_bytes)
         supply = RoundSupply(consumer, Rounds(terms_of(config.sync, config.environment.num_envs)))
     quarantine = Quarantine(run.folder / QUARANTINE_FILE, ring, limiter, consumer, recorder)
     intake = Intake(consumer, ring, limiter, algorithm, recorder, supply, quarantine.refuses)
@@ -185,7 +184,7 @@ def limiter_of(run: Run) -> Unlimited:
         limit.min_size_to_sample,
         limit.error_buffer,
         batch_size,
-        largest_fragment_steps(run),
+        largest_fragment_steps(run.config, run.spec),
     )
 
 
@@ -193,25 +192,6 @@ def staleness_rule(config: RunConfig) -> StalenessRule:
     """The staleness contract of a configuration."""
     wanted = config.staleness
     return StalenessRule(wanted.target, wanted.hard, wanted.on_stale, wanted.decay)
-
-
-def check_sampler(config: RunConfig, plugin: AlgorithmPlugin, largest_insert: int) -> None:
-    """UserError unless the algorithm learns from what the sampler gives, and the limiter lets it have that."""
-    replay, buffer = config.replay, config.rate_limit.error_buffer
-    fitting = tuple(getattr(plugin, "samplers", OFF_POLICY))
-    if replay.sampler not in fitting:
-        raise UserError(
-            f"replay.sampler: {replay.sampler} does not fit the algorithm {config.algorithm.name}, which learns from "
-            f"{' or '.join(fitting)}"
-        )
-    least = replay.batch_size + largest_insert
-    if replay.sampler == "fifo" and buffer is not None and buffer < least:
-        # With less, a rest that is smaller than a batch could keep the next fragment out.
-        raise UserError(
-            f"rate_limit.error_buffer: {buffer:g} is below batch_size {replay.batch_size} + {largest_insert} env steps "
-            f"of a fragment; with sampler: fifo both sides could come to wait for each other. Set at least {least}, or "
-            "null"
-        )
 
 
 def make_sampler(replay: Replay, ring: ReplayRing, generator: torch.Generator, limiter: Unlimited) -> Sampler:
@@ -254,14 +234,9 @@ def make_hindsight(config: RunConfig, ring: ReplayRing, generator: torch.Generat
     environment, replay, wanted = config.environment, config.replay, config.replay.hindsight
     if wanted is None:
         return None
+    check_goals(config, ring.spec)
     plugin = plugins.load("environments", environment.name)
-    make_goals = getattr(plugin, "make_goals", None)
-    if make_goals is None or len(ring.spec.goal_keys) != 2:
-        raise UserError(
-            f"replay.hindsight: {ring.spec.name} has no goals (a goal environment shows `achieved_goal` and "
-            "`desired_goal`, and its plugin has make_goals); leave replay.hindsight out"
-        )
-    goals: GoalReward = make_goals(plugin.Options.model_validate(environment.options))
+    goals: GoalReward = plugin.make_goals(plugin.Options.model_validate(environment.options))
     return Hindsight(ring, goals, wanted.strategy, wanted.k, returns_of(replay), generator)
 
 
@@ -272,15 +247,4 @@ def returns_of(replay: Replay) -> Returns:
 
 def make_examiner(run: Run) -> Examiner:
     """Decodes and checks the fragments of a run."""
-    return Examiner(decode, FragmentCheck(run.spec, run.follows or run.tag))
-
-
-def largest_fragment_steps(run: Run) -> int:
-    """Env steps of a large fragment: what fills `actors.fragment_bytes`, but not more than TYPICAL_STEPS a side.
-
-    A fragment is usually ended by time, long before its bytes; a limiter made for the largest possible one would be so
-    loose that a short run never feels it. (Larger ones are let in as if they had this size.)
-    """
-    envs = run.config.environment.num_envs
-    by_bytes = run.config.actors.fragment_bytes // (forecast_bytes(run.spec, 1) * envs) + 1
-    return envs * min(by_bytes, TYPICAL_STEPS)
+    return Examiner(decode, FragmentCheck(run.spec, run.follows or run.tag, extras_of(run.config, run.spec)))

@@ -13,16 +13,17 @@ older checkpoint loses one; they are applied again when a run is resumed, and re
 can be done again exactly.
 """
 
+import difflib
 import json
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from clawq.errors import CheckpointInvalid, UserError
-from clawq.json_text import parse_json
+from clawq.programs.damaged import damaged, read_object
 from clawq.programs.recorder import Recorder
 from clawq.replay.consumer import Consumer
 from clawq.replay.quarantine import Origin, Rule
@@ -38,7 +39,7 @@ CHANGE = "quarantine"
 MOST_RULES = 100
 #: Requests that are remembered: a command that was sent twice is carried out once.
 MOST_REQUESTS = 100
-#: Workers that an answer names.
+#: Workers or slots that an answer names.
 MOST_NAMED = 20
 
 
@@ -70,13 +71,14 @@ class Quarantine:
         """Is that fragment not to become experience?"""
         return any(rule.covers(one) for rule in self.rules)
 
-    def command(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    def command(self, event_id: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Carry out a command from the run's events; returns the facts of the answer (None: it was answered before).
 
         Args:
+            event_id: of the event; it stands for the request of a command that names none.
             facts: `request` (any text), `op` (`add` with the fields of a Rule, `lift` with `id`, `list`).
         """
-        request = str(facts.get("request", ""))[:64]
+        request = str(facts.get("request") or event_id)[:64]
         if request in self._answered:
             return None
         self._answered.append(request)
@@ -102,10 +104,23 @@ class Quarantine:
             raise UserError(f"quarantine: there are {len(kept)} rules already, and no room for more; lift some")
         rule = replace(rule, id=1 + max((one.id for one in self.rules), default=0))
         self._keep((*kept, rule))
-        workers = sorted({placed.worker for placed in self._ring.placed})
+        unknown = self._unknown(rule)
         fragments, env_steps = self.apply(rule)
         self._recorder.changed(CHANGE, rule.facts())
-        return {"id": rule.id, "fragments": fragments, "env_steps": env_steps, "workers": workers[:MOST_NAMED]}
+        return {"id": rule.id, "fragments": fragments, "env_steps": env_steps, "unknown": unknown}
+
+    def _unknown(self, rule: Rule) -> dict[str, list[str]]:
+        """Of what the rule names and nobody has heard of (`worker`, `slot`): the known names, the nearest first."""
+        known = {
+            "worker": {placed.worker for placed in self._ring.placed},
+            "slot": {placed.slot for placed in self._ring.placed} | self._consumer.marks.keys(),
+        }
+        named = {"worker": rule.worker, "slot": rule.slot}
+        return {
+            what: nearest(name, known[what])[:MOST_NAMED]
+            for what, name in named.items()
+            if name is not None and name not in known[what]
+        }
 
     def _lift(self, rule_id: Any) -> dict[str, Any]:
         found = next((rule for rule in self.rules if rule.id == rule_id), None)
@@ -135,16 +150,12 @@ class Quarantine:
         Raises:
             CheckpointInvalid: the file cannot be read.
         """
+        advice = "It says what must not be learned from: mend it, or delete it and quarantine anew"
         try:
-            raw = parse_json(self._file.read_text())
-            self.rules = tuple(Rule.of_facts(facts) for facts in raw["rules"])
+            with damaged(self._file, advice, CheckpointInvalid):
+                self.rules = tuple(Rule.of_facts(facts) for facts in read_object(self._file)["rules"])
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError, KeyError, UserError) as error:
-            raise CheckpointInvalid(
-                f"{self._file} cannot be read ({error}); it says what must not be learned from. Mend it, or delete it "
-                "and quarantine anew"
-            ) from None
         for rule in self.rules:
             self.apply(rule)
 
@@ -169,6 +180,11 @@ class Quarantine:
             return {}
         in_force = sum(rule.lifted is None for rule in self.rules)
         return {"quarantine/rules": float(in_force), "quarantine/masked": float(self.masked)}
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The known names, those most like `name` first."""
+    return sorted(known, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
 
 
 class Quarantined(Protocol):

@@ -18,10 +18,11 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
-from clawq.json_text import parse_json
+from clawq.programs.damaged import damaged, read_object
 from clawq.specs import EnvSpec
 from clawq.transport.client import redact
-from clawq.transport.keys import new_tag
+from clawq.transport.keys import RunKeys, new_tag
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,27 @@ def prepare_new_folder(config: RunConfig, now_s: float) -> tuple[str, Path]:
     raise UserError(f"{base} has no free folder for {named}")
 
 
+def is_unborn(folder: Path) -> bool:
+    """Whether no run began in that folder, so that nothing is lost with it."""
+    return not (folder / "run.json").exists()
+
+
+@contextmanager
+def refusing(folder: Path, fresh: bool) -> Iterator[None]:
+    """Leave no folder of a run that is refused before it began.
+
+    Args:
+        folder: of the run.
+        fresh: it was made for this run.
+    """
+    try:
+        yield
+    except UserError:
+        if fresh and is_unborn(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """UserError instead of OSError while the run folder is made or prepared."""
@@ -207,16 +229,25 @@ def check_run_folder(folder: Path) -> None:
 def open_run(folder: Path, config: RunConfig | None) -> Run:
     """The run of an existing folder, with its own configuration or (if given) a changed one."""
     check_run_folder(folder)
-    try:
-        raw: dict[str, Any] = parse_json((folder / "run.json").read_text())
+    with reading_run(folder, CheckpointInvalid):
+        raw = read_object(folder / "run.json")
         spec = EnvSpec.from_json(raw["spec"])
         kept = RunConfig.model_validate(raw["config"])
-        run = Run(raw["id"], raw["tag"], folder.absolute(), config or kept, spec, str(raw.get("follows", "")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ClawqError) as error:
-        raise CheckpointInvalid(f"{folder / 'run.json'} cannot be used: {error}") from error
-    check_run_id(run.id)
+        check_run_id(str(raw["id"]))
+        keys = RunKeys(str(raw["tag"]))
+        run = Run(str(raw["id"]), keys.tag, folder.absolute(), config or kept, spec, str(raw.get("follows", "")))
     make_folders(run)
     return run
+
+
+def reading_run(folder: Path, kind: type[ClawqError] = UserError) -> AbstractContextManager[None]:
+    """An error that says what to do, instead of what a damaged run.json raises."""
+    return damaged(
+        folder / "run.json",
+        "It says which run this is, and what its arrays are: put a copy back if there is one. Its checkpoints, weights "
+        "and archive are not touched by that; with the same configuration (config.yaml) a new run can be begun",
+        kind,
+    )
 
 
 def make_folders(run: Run) -> None:

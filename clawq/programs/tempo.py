@@ -19,16 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from clawq.config import RunConfig, Sync
-from clawq.errors import RoundTimeout, UserError
+from clawq.errors import RoundTimeout
 from clawq.programs.budget import BudgetMeter
 from clawq.programs.intake import Intake
 from clawq.programs.link import Link
 from clawq.replay.rounds import Rounds, RoundSupply, Terms
-from clawq.specs import EnvSpec
 from clawq.types import Metrics
-
-#: Reward and flags of one env step in a fragment, bytes.
-ROW_SCALARS_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,26 +251,6 @@ def terms_of(sync: Sync, num_envs: int) -> Terms:
     return Terms(sync.seats, sync.quota_steps, num_envs, sync.deadline_s, sync.quorum)
 
 
-def check_round(sync: Sync, num_envs: int, spec: EnvSpec, stream_bytes: int) -> None:
-    """UserError if a round can never be whole: its fragments stay in the streams until it is committed.
-
-    Args:
-        sync: of the configuration.
-        num_envs: N of each actor.
-        spec: of the environment.
-        stream_bytes: what the run's streams may hold.
-    """
-    row_bytes = sum(one.nbytes for one in spec.obs.values()) + 4 * spec.action.size + ROW_SCALARS_BYTES
-    round_bytes = row_bytes * terms_of(sync, num_envs).round_steps
-    if round_bytes > stream_bytes:
-        raise UserError(
-            f"sync.quota_steps: a round of actors·num_envs·quota_steps env steps takes {round_bytes / 1e6:.1f} MB, and "
-            f"the streams hold {stream_bytes / 1e6:.1f} MB; its actors would wait for ever for room. At most "
-            f"sync.quota_steps={sync.quota_steps * stream_bytes // round_bytes}, or raise redis.stream_bytes and "
-            "redis.data_memory_mb"
-        )
-
-
 def make_tempo(config: RunConfig, supply: RoundSupply | None, intake: Intake, budget: BudgetMeter, link: Link) -> Tempo:
     """The tempo that the configuration asks for; `supply` is the intake's where it goes by rounds."""
     if config.sync is None or supply is None:
@@ -284,4 +260,4 @@ def make_tempo(config: RunConfig, supply: RoundSupply | None, intake: Intake, bu
 
 _WAIT = Turn("wait")
 
-__all__ = ["ByRounds", "Free", "Tempo", "Turn", "check_round", "make_tempo", "terms_of"]
+__all__ = ["ByRounds", "Free", "Tempo", "Turn", "make_tempo", "terms_of"]

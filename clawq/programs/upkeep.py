@@ -13,7 +13,8 @@ and actors wait. `held` says so, with the reader's name and what to do; `pressed
 import logging
 from collections.abc import Callable, Mapping
 
-from clawq.transport.keys import LEARNER
+from clawq.amounts import bytes_text
+from clawq.transport.keys import ARCHIVE, LEARNER
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import ReaderRecord, Readers
 
@@ -63,22 +64,25 @@ class Upkeep:
         """The window that fits the budget: what is wanted, or less where there are many slots."""
         return fitting_window(wanted_bytes, self._budget_bytes, self._reader.slots, self._reader.largest_bytes)
 
-    def tend(self, trimmable: Mapping[str, str], window_bytes: int) -> None:
+    def tend(self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]) -> None:
         """Trim as far as checkpoints allow and budget and memory demand.
 
         Args:
-            trimmable: slot -> id behind which all is in the learner's checkpoint.
+            checkpointed: slot -> id behind which all is in the learner's checkpoint.
             window_bytes: what each slot may hold that is not taken over.
+            beside: the like of readers that are waited for whatever their role: the learner's own archive.
         """
-        self._reader.trim(trimmable, self._allowed_bytes, window_bytes)
-        if trimmable != self._told:
-            self._reader.checkpointed(trimmable)
-            self._told = dict(trimmable)
+        self._reader.trim(checkpointed, self._allowed_bytes, window_bytes, beside)
+        if checkpointed != self._told:
+            self._reader.checkpointed(checkpointed)
+            self._told = dict(checkpointed)
 
-    def squeeze(self, trimmable: Mapping[str, str], window_bytes: int) -> None:
+    def squeeze(
+        self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]
+    ) -> None:
         """The server is full: let the streams give way now."""
         self._weigh()
-        self._reader.trim(trimmable, self._allowed_bytes, window_bytes)
+        self._reader.trim(checkpointed, self._allowed_bytes, window_bytes, beside)
         self.pressed = True
 
     def look(self, window_bytes: int) -> dict[str, float]:
@@ -141,7 +145,7 @@ def memory_text(used_bytes: int, most_bytes: int) -> str | None:
     if not most_bytes or used_bytes < OUT_SHARE * most_bytes:
         return None
     return (
-        f"the data Redis is out of memory (OOM: {used_bytes / 1e6:.0f} of {most_bytes / 1e6:.0f} MB): actors wait; it "
+        f"the data Redis is out of memory (OOM: {bytes_text(used_bytes)} of {bytes_text(most_bytes)}): actors wait; it "
         "goes on by itself when the learner has trimmed the streams, or others have made room"
     )
 
@@ -149,7 +153,7 @@ def memory_text(used_bytes: int, most_bytes: int) -> str | None:
 def full_text(holding: list[ReaderRecord], stored_bytes: int, budget_bytes: int, run_id: str) -> str:
     """Why actors wait while trimming does."""
     names = " and ".join(map(_named, holding))
-    share = f"{stored_bytes / 1e6:.1f} MB, and {budget_bytes / 1e6:.1f} MB with every window full"
+    share = f"{bytes_text(stored_bytes)}, and {bytes_text(budget_bytes)} with every window full"
     text = f"actors wait: the streams are full ({share}), and trimming waits for a checkpoint of {names}"
     return text + _advice(holding, run_id)
 
@@ -161,13 +165,13 @@ def slow_text(slow: list[ReaderRecord], run_id: str) -> str:
 
 
 def _named(record: ReaderRecord) -> str:
-    if record.name == LEARNER:
-        return "the learner"
+    if record.name in (LEARNER, ARCHIVE):
+        return f"the {record.name}"
     return f"reader {record.name}" + ("" if record.holder else ", which is not there")
 
 
 def _advice(records: list[ReaderRecord], run_id: str) -> str:
-    gone = [record.name for record in records if record.name != LEARNER and not record.holder]
+    gone = [record.name for record in records if record.name not in (LEARNER, ARCHIVE) and not record.holder]
     if not gone:
         return ""
     return f"; start it again, or give up its claim on the log: `clawq reader drop {run_id} {gone[0]}`"

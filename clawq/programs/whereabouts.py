@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clawq.config import RunConfig
 from clawq.errors import TransportError, UserError
-from clawq.json_text import parse_json
+from clawq.programs.damaged import read_object
+from clawq.programs.endings import folder_of
+from clawq.programs.run import reading_run
 from clawq.state import resolve_urls
 from clawq.transport.client import connect, translated
 from clawq.transport.control import RunRegistry
 from clawq.transport.keys import RunKeys
-
-#: Where run folders are unless the configuration says otherwise.
-RUNS = Path(RunConfig.model_fields["folder"].default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,9 @@ def find_run(word: str) -> Whereabouts:
         UserError: there is none, or its run.json cannot be read.
     """
     broker, data = _servers()
-    for folder in (Path(word), RUNS / word):
-        if (folder / "run.json").is_file():
-            return _of_folder(folder.absolute(), data)
+    folder = folder_of(word)
+    if folder is not None:
+        return _of_folder(folder.absolute(), data)
     known: list[str] = []
     if broker is not None:
         registry = RunRegistry(broker)
@@ -75,13 +73,10 @@ def find_run(word: str) -> Whereabouts:
 
 
 def _of_folder(folder: Path, data: Any) -> Whereabouts:
-    try:
-        facts = parse_json((folder / "run.json").read_text())
-        return Whereabouts(
-            str(facts["id"]), RunKeys(facts["tag"]), folder, data, dict(facts["config"]), dict(facts["spec"])
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / 'run.json'} cannot be read: {error}") from error
+    with reading_run(folder):
+        facts = read_object(folder / "run.json")
+        keys, config, spec = RunKeys(str(facts["tag"])), dict(facts["config"]), dict(facts["spec"])
+        return Whereabouts(str(facts["id"]), keys, folder, data, config, spec)
 
 
 def _servers() -> tuple[Any, Any]:
@@ -101,4 +96,4 @@ def _servers() -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-__all__ = ["RUNS", "Whereabouts", "find_run"]
+__all__ = ["Whereabouts", "find_run"]

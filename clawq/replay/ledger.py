@@ -51,6 +51,8 @@ BEFORE = "before_it_began"
 KEPT_GONE = 2048
 #: Why acknowledged entries were never read: the server came back without them.
 SERVER_LOST = "server_lost"
+#: The same, of a run that had finished: its streams were deleted with it, and it was taken up again afterwards.
+DELETED = "deleted_with_run"
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
 #: Reason of a refusal: the fragment is older than the staleness contract allows.
@@ -170,8 +172,8 @@ class Counts:
         refused_steps: of these, in fragments that were refused (where the header could be believed).
         stale_steps: of the refused ones, those of fragments that were too old.
         unaccounted_steps: of these, none of the above.
-        gaps: entries that went away before they were read, by reason (`trimmed`, `server_lost`); no other count has
-            them.
+        gaps: entries that went away before they were read, by reason (`trimmed`, `server_lost`, `deleted_with_run`);
+            no other count has them.
         missed_steps: of the produced ones, those in such entries, as far as they are known.
     """
 
@@ -240,7 +242,8 @@ class Ledger:
     """Marks, cursors and counts of what was settled.
 
     Args:
-        state: what `state_dict` gave, to go on from a checkpoint.
+        state: what `state_dict` gave, to go on from a checkpoint; with `finished` if the run had finished since, and
+            its streams were deleted.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
@@ -254,6 +257,7 @@ class Ledger:
         self.missed = {slot: Missed(*missed) for slot, missed in state.get("missed", {}).items()}
         self._server: str = state.get("server", "")
         self._places = Places(state.get("places"), state.get("gone", ()))
+        self._finished, self._lost = bool(state.get("finished")), SERVER_LOST
         #: Slot -> life of an actor -> the newest header's cumulative `produced` and `dropped`.
         self._told: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
         for slot, life, produced, dropped in state.get("told", []):
@@ -346,13 +350,18 @@ class Ledger:
     def on_server(self, server: str) -> bool:
         """Note which server is read from, by its run id; whether the streams of another one were read before."""
         before, self._server = self._server, server
-        return before not in ("", server)
+        if before in ("", server):
+            return False
+        # On the same server process only the run's keys can have been deleted.
+        deleted = self._finished or before.partition("/")[0] == server.partition("/")[0]
+        self._lost, self._finished = DELETED if deleted else SERVER_LOST, False
+        return True
 
     def vanished(self, slot: str, found: Vanished, unsettled: int) -> None:
         """Begin anew with a slot's stream; see Places.vanished."""
         self._places.vanished(slot, found, unsettled)
         if found.lost:
-            _add(self.counts.gaps, SERVER_LOST, found.lost)
+            _add(self.counts.gaps, self._lost, found.lost)
 
     def moved(self) -> None:
         """The server is another one, and all its slots were told of."""

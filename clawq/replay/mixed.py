@@ -15,9 +15,6 @@ import torch
 from clawq.core import Batch
 from clawq.replay.batches import Batches
 
-#: Weights version of demonstrations: newer than any learner's, so that they have no policy lag.
-DEMONSTRATED = 2**31 - 1
-
 
 class Draws(Protocol):
     """Gives one batch for each update: `Batches`, or two of them."""
@@ -68,4 +65,4 @@ def _join(one: Any, other: Any) -> Any:
     return None if one is None else torch.cat((one, other))
 
 
-__all__ = ["DEMONSTRATED", "Draws", "Mixed", "joined"]
+__all__ = ["Draws", "Mixed", "joined"]

@@ -19,9 +19,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from clawq.core import Batch
+from clawq.core import DEMONSTRATED, Batch
 from clawq.errors import ConfigError
-from clawq.replay.mixed import DEMONSTRATED
 from clawq.replay.rate_limiter import Unlimited
 from clawq.replay.ring import VERSION, ReplayRing
 from clawq.types import Array, FloatArray, Metrics

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from clawq.core import Entry, Slots
@@ -137,8 +137,7 @@ class Archiver:
         except (StoreUnavailable, StoreFull) as error:
             self._troubled(f"the archive waits for Redis: {error}", refused=False)
         except OSError as error:
-            folder = self._writer.folder
-            self._troubled(f"the archive {folder} cannot be written: {error.strerror or error}", refused=True)
+            self._troubled(refused_text(self._writer.folder, error, self._on_full), refused=True)
         else:
             self._recovered()
             return drained
@@ -220,11 +219,11 @@ class Archiver:
         self.trouble, self._refused = None, False
 
 
-def least(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Of each slot the smaller id; a slot that one of them does not know has none."""
-
-    def number(entry_id: str) -> tuple[int, int]:
-        epoch, _, seq = entry_id.partition("-")
-        return int(epoch), int(seq)
-
-    return {slot: min(one[slot], other[slot], key=number) for slot in one.keys() & other.keys()}
+def refused_text(folder: Path, error: OSError, on_full: Literal["gap", "block"]) -> str:
+    """What to say of a disk that refuses: why, what follows, and what to do."""
+    follows = {
+        "gap": "training goes on; what the streams cannot keep meanwhile will be missing there (archive.on_full: gap)",
+        "block": "nothing is lost: the streams keep it, and actors wait when these are full (archive.on_full: block)",
+    }
+    why = error.strerror or error
+    return f"the archive {folder} cannot be written: {why}; {follows[on_full]}. Make room there: it goes on by itself"

@@ -334,20 +334,27 @@ class StreamReader:
             raise ValueError(f"reader {self.name} does not trim; the run's learner does")
         return self._trimming
 
-    def trim(self, checkpointed: Mapping[str, str], budget_bytes: int, window_bytes: int = 0) -> int:
+    def trim(
+        self,
+        checkpointed: Mapping[str, str],
+        budget_bytes: int,
+        window_bytes: int = 0,
+        beside: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> int:
         """Remove the oldest entries behind all required checkpoints until the streams are within the budget.
 
         Args:
             checkpointed: slot -> id of the last entry in this reader's own checkpoint.
             budget_bytes: what the streams may hold.
             window_bytes: what each slot may hold that is not taken over, for which room is kept; 0 = none is.
+            beside: the like of `checkpointed` of readers that trimming waits for, whatever their role (the archive).
 
         Returns:
             how many entries were removed.
         """
         if window_bytes:
             self.trimming.plan_room(budget_bytes, window_bytes, self.slots, self.largest_bytes)
-        trimmed = self.trimming.trim(checkpointed, self.stored_bytes(), budget_bytes)
+        trimmed = self.trimming.trim(checkpointed, self.stored_bytes(), budget_bytes, beside or {})
         self._acknowledgements.tell()
         return trimmed
 

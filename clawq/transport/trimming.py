@@ -54,7 +54,7 @@ class Trimming:
     Attributes:
         retained: entries read and not trimmed.
         room_bytes: how much of them may be told as taken over; None = all.
-        holding: required readers whose checkpoints trimming waits for.
+        holding: readers whose checkpoints trimming waits for.
     """
 
     def __init__(self, client: redis.Redis, keys: RunKeys, lock: threading.Lock) -> None:
@@ -71,7 +71,13 @@ class Trimming:
         """See `room`."""
         self.room_bytes = room(budget_bytes, window_bytes, slots, largest_bytes)
 
-    def trim(self, checkpointed: Mapping[str, str], stored_bytes: int, budget_bytes: int) -> int:
+    def trim(
+        self,
+        checkpointed: Mapping[str, str],
+        stored_bytes: int,
+        budget_bytes: int,
+        beside: Mapping[str, Mapping[str, str]],
+    ) -> int:
         """Remove the oldest entries behind all required checkpoints as the budget demands; returns how many.
 
         Only one thread trims. A crash in the middle leaves some streams trimmed and others not; the rest goes with the
@@ -81,6 +87,7 @@ class Trimming:
             checkpointed: slot -> id, of the learner.
             stored_bytes: what the streams hold.
             budget_bytes: what they may hold.
+            beside: name of a reader that is waited for besides the required ones -> the like of it.
         """
         excess_bytes = stored_bytes - budget_bytes
         if self.room_bytes is not None:
@@ -89,7 +96,8 @@ class Trimming:
             self.holding = ()
         else:
             kept = {LEARNER: parse_ids(checkpointed)}
-            kept |= {name: parse_ids(cursors) for name, cursors in self._readers.kept_by_required(LEARNER).items()}
+            others = {**self._readers.kept_by_required(LEARNER), **beside}
+            kept |= {name: parse_ids(cursors) for name, cursors in others.items()}
             with self._lock:
                 dropped = self.retained.take_oldest(slowest(list(kept.values())), excess_bytes)
                 self.holding = tuple(name for name, cursors in kept.items() if self.retained.uncovered(cursors))

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from clawq.cli.quarantine import quarantine
+from clawq.cli.quarantine import notes, quarantine
 from clawq.cli.times import milliseconds
 from clawq.errors import UserError
 
@@ -56,3 +56,10 @@ def test_a_rule_that_makes_no_sense_is_refused_before_the_learner_is_asked(words
     error = CliRunner().invoke(quarantine, ["r1", *words]).exception
     assert isinstance(error, UserError)
     assert told in str(error)
+
+
+def test_names_that_the_learner_does_not_know_are_told_with_the_nearest() -> None:
+    assert notes({"worker": "w1"}, {}) == []
+    told = notes({"worker": "hots", "slot": "x-0"}, {"worker": ["host", "other"], "slot": []})
+    assert told[0].startswith("note: nothing is known of a worker 'hots'; nearest: host, other.")
+    assert told[1].startswith("note: nothing is known of a slot 'x-0'; nearest: none is known at all.")

@@ -16,15 +16,12 @@ from clawq.transport.server import EmbeddedRedis
 
 @pytest.fixture
 def demo(
-    redis_servers: EmbeddedRedis,
+    named_servers: EmbeddedRedis,
     broker_client: redis.Redis,
     data_client: redis.Redis,
     run_keys: RunKeys,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[str]:
     """A registered run with a required reader that is gone."""
-    monkeypatch.setenv("CLAWQ_BROKER_URL", redis_servers.broker_url)
-    monkeypatch.setenv("CLAWQ_DATA_URL", redis_servers.data_url)
     run_id = f"demo-{run_keys.tag[:8]}"
     registry = RunRegistry(broker_client)
     registry.add(RunRecord(run_id, run_keys.tag, state="running"))
@@ -45,7 +42,7 @@ def test_readers_are_listed_with_role_presence_and_what_they_have_to_do(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("learner  required, since ")
     assert "keeper  required, since " in second
-    assert "not there; 10B unread, 2MB not checkpointed" in second
+    assert "not there; 10 B unread, 2 MB not checkpointed" in second
     assert run(["reader", "ls", demo, "--json"]) == 0
     assert [record["name"] for record in json.loads(capsys.readouterr().out)] == ["learner", "keeper"]
 
@@ -55,7 +52,7 @@ def test_dropping_gives_up_the_claim_and_is_told_and_counted(
 ) -> None:
     assert data_client.hget(run_keys.control, "required") == b"keeper,learner"
     assert run(["reader", "drop", demo, "keeper"]) == 0
-    assert "dropped keeper; 2.0 MB that it had not checkpointed may be trimmed" in capsys.readouterr().out
+    assert "dropped keeper; 2 MB that it had not checkpointed may be trimmed" in capsys.readouterr().out
     assert data_client.hget(run_keys.control, "required") == b"learner"
     [event] = Events(data_client, run_keys).read()
     assert (event.kind, event.facts["reader"], event.facts["required"]) == ("reader_dropped", "keeper", True)

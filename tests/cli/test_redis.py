@@ -57,7 +57,7 @@ def test_started_servers_are_found_checked_and_stopped(host: Host) -> None:
     told = host.clawq("status")
     assert told.returncode == 0
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["broker", "data"]
-    assert "67 MB at most" in told.stdout.splitlines()[1]
+    assert "67.1 MB at most" in told.stdout.splitlines()[1]
     assert host.clawq("start").returncode == 2
     assert host.clawq("stop").stdout == "stopped\n"
     assert process.wait(10) == 0

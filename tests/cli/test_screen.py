@@ -46,7 +46,7 @@ def test_a_full_snapshot_tells_everything_in_the_order_people_ask() -> None:
         ("env steps", "123k, 2.15k/s"),
         ("updates", "9.88k, 61.3/s"),
         ("policy lag", "mean 1.5, max 4"),
-        ("unread", "3 fragments, 12.3MB stored"),
+        ("unread", "3 fragments, 12.3 MB stored"),
         ("ring", "62%, 123k env steps"),
         ("workers", "1, 4 slots"),
         ("training", "return -3.21, success 25%"),

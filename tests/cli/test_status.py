@@ -19,15 +19,12 @@ from clawq.transport.server import EmbeddedRedis
 
 @pytest.fixture
 def demo(
-    redis_servers: EmbeddedRedis,
+    named_servers: EmbeddedRedis,
     broker_client: redis.Redis,
     data_client: redis.Redis,
     run_keys: RunKeys,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[str]:
     """A registered run with numbers on its board and one worker."""
-    monkeypatch.setenv("CLAWQ_BROKER_URL", redis_servers.broker_url)
-    monkeypatch.setenv("CLAWQ_DATA_URL", redis_servers.data_url)
     run_id = f"demo-{run_keys.tag[:8]}"
     registry = RunRegistry(broker_client)
     created_ms = int(time.time() * 1000)

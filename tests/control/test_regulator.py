@@ -70,7 +70,7 @@ class Simulation:
         self._handed: list[tuple[float, float]] = []
         self._board: dict[str, float | str] = {}
         self._debt, self._turn = 0.0, 0
-        self._hold, self._before = self.window, (0.0, 0.0)
+        self._hold, self._before, self._shown_s = self.window, (0.0, 0.0), 0.0
 
     def run(self, seconds: float, bytes_per_s: float) -> None:
         """Go on for so long with a learner that can take so much."""
@@ -123,15 +123,8 @@ class Simulation:
             self.blocked_s += DT_S
 
     def _control(self) -> None:
-        if self._every(SHOW_S):
-            # As clawq.programs.flow does.
-            hungry = self.blocked_s - self._before[0] < 0.2 * SHOW_S
-            rate = (self.taken - self._before[1]) / SHOW_S
-            self._hold = max(4 * self.window, 0.5 * rate) if hungry else self.window
-            self._before = self.blocked_s, self.taken
-            size = self.taken / self.fragments if self.fragments else 0.0
-            values = (self.now_s, self.taken, self.blocked_s, self.queue, size, 1.0)
-            self._board = {f"flow/{name}": value for name, value in zip(FLOW_NAMES, values, strict=True)}
+        if self._shows():
+            self._show()
         if self._every(LOOK_S):
             flow = self.meter.observe(self._board)
             if flow is not None:
@@ -139,6 +132,21 @@ class Simulation:
                 self._handed.append((self.now_s + HAND_OVER_S, self.pace.window_bytes))
         while self._handed and self._handed[0][0] <= self.now_s:
             self.window = self._handed.pop(0)[1]
+
+    def _shows(self) -> bool:
+        """Whether the learner shows its counters now."""
+        return self._every(SHOW_S)
+
+    def _show(self) -> None:
+        """As clawq.programs.flow does."""
+        passed_s = self.now_s - self._shown_s
+        hungry = self.blocked_s - self._before[0] < 0.2 * passed_s
+        rate = (self.taken - self._before[1]) / passed_s
+        self._hold = max(4 * self.window, 0.5 * rate) if hungry else self.window
+        self._before, self._shown_s = (self.blocked_s, self.taken), self.now_s
+        size = self.taken / self.fragments if self.fragments else 0.0
+        values = (self.now_s, self.taken, self.blocked_s, self.queue, size, 1.0)
+        self._board = {f"flow/{name}": value for name, value in zip(FLOW_NAMES, values, strict=True)}
 
     def column(self, index: int, since_s: float, until_s: float = math.inf) -> np.ndarray:
         return np.array([row[index] for row in self.history if since_s <= row[0] < until_s])
@@ -153,6 +161,94 @@ def make(
     slots: int, fragment: float = 20_000.0, period_s: float = 0.1, way_s: float = 0.05, window: int = 20_000_000
 ) -> Simulation:
     return Simulation(slots, fragment, period_s, Wishes(window, 1000, period_s), way_s)
+
+
+class Turns(Simulation):
+    """A learner as the real one is: it commits between two updates only, and during an update shows nothing.
+
+    The rate limiter lets inserts run ahead of samples, and samples of inserts, by `AHEAD` fragments.
+    """
+
+    AHEAD = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.window = 10 * self.fragment
+        self.pace = Pace(int(self.window), self.wishes.max_actors)
+        self.pending = self.error = self.busy_until_s = 0.0
+        self.turned_s: float | None = None
+        self.waiting = self.turned = False
+
+    def go(self, seconds: float, fragments_per_s: float, updates_per_s: float) -> None:
+        """Go on for so long with updates of that length, each of which uses its share of the fragments up."""
+        self.update_s, self.used = 1 / updates_per_s, fragments_per_s / updates_per_s
+        self.run(seconds, 0.0)
+
+    @property
+    def queue(self) -> float:
+        return super().queue + self.pending
+
+    def _learn(self, bytes_per_s: float) -> None:
+        while self.queue > self.staged + self.pending and (
+            not self.staged or self.staged + self.fragment <= self._hold
+        ):
+            self._turn += 1
+            slot = self.actors[self._turn % self.slots]
+            if slot.unread > 0:
+                slot.unread -= self.fragment
+                self.staged += self.fragment
+        if self.now_s < self.busy_until_s - DT_S / 10:
+            return
+        for _ in range(4):
+            if not self.pending:
+                self.pending = min(self.staged, 4 * self.fragment)
+                self.staged -= self.pending
+            if not self.pending or self.error + 1 > self.AHEAD:
+                break
+            self.pending -= self.fragment
+            self.taken += self.fragment
+            self.fragments += 1
+            self.error += 1
+        self.waiting = self.pending > 0 or self.staged > 0
+        if self.turned_s is not None and self.waiting:
+            self.blocked_s += self.now_s - self.turned_s
+        self.turned_s, self.turned = self.now_s, True
+        if self.error - self.used >= -self.AHEAD:
+            self.error -= self.used
+            self.busy_until_s = self.now_s + self.update_s
+
+    def _shows(self) -> bool:
+        shows = self.turned and self.now_s - self._shown_s >= SHOW_S - DT_S / 10
+        self.turned = False
+        return shows
+
+    def smoothed(self, since_s: float, until_s: float) -> np.ndarray:
+        """Mean of the queue over the last second, in fragments."""
+        return np.convolve(self.column(1, since_s - 1.0, until_s), np.full(100, 0.01), "valid") / self.fragment
+
+
+@pytest.mark.parametrize(("slots", "fragments_per_s"), [(2, 18.0), (4, 36.0), (4, 13.0), (8, 36.0)])
+def test_a_learner_that_inserts_few_fragments_between_long_updates_settles_too(
+    slots: int, fragments_per_s: float
+) -> None:
+    # Given a learner that has been at 5 updates/s for a while
+    sim = Turns(slots, 20_000.0, 0.05, Wishes(20_000_000, 1000, 0.05))
+    sim.go(25, fragments_per_s / 4, 5)
+    # When it goes up to 20, and down to 5 again
+    for updates_per_s in (20, 5):
+        began_s, goal = sim.now_s, QUEUE_S * fragments_per_s * updates_per_s / 20
+        sim.go(25, fragments_per_s * updates_per_s / 20, updates_per_s)
+        # Then within 10 s it stays within 20 % of the set point, or as near as a fragment for each slot allows
+        settled = sim.smoothed(began_s + 10, sim.now_s)
+        assert np.abs(settled - goal).max() <= max(0.2 * goal, slots)
+        # and has not gone past it by more than that, give or take one fragment
+        queue = sim.smoothed(began_s, sim.now_s)
+        rising = queue[0] < goal
+        reached = int(np.argmax(queue >= goal if rising else queue <= goal))
+        past = queue[reached:] - goal if rising else goal - queue[reached:]
+        assert past.max() <= 0.2 * goal + 1
+        # The learner takes all that it can
+        assert sim.rate(2, began_s + 10, sim.now_s) / sim.fragment == pytest.approx(goal, rel=0.06)
 
 
 GRID = list(product([2, 8, 32], [0.25, 0.5, 2.0, 4.0], [0.02, 0.2]))

@@ -227,6 +227,14 @@ class Bench:
 
 
 @pytest.fixture
+def clawq(tmp_path: Path) -> Iterator[Clawq]:
+    """A home in which commands are started, and ended after the test."""
+    home = Clawq(tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
 def bench(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(redis_servers.broker_url, redis_servers.data_url, tmp_path)
     yield bench

@@ -1,17 +1,7 @@
 """`clawq replay` and `clawq bisect` of a run that was really made: nothing but its folder is left, with the archive."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from clawq_process import Clawq
-
-
-@pytest.fixture
-def clawq(tmp_path: Path) -> Iterator[Clawq]:
-    home = Clawq(tmp_path)
-    yield home
-    home.close()
 
 
 @pytest.mark.slow

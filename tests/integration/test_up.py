@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,13 +14,6 @@ from processes import outliving
 from clawq.transport.server import sweep_socket_folders
 
 Eventually = Callable[..., None]
-
-
-@pytest.fixture
-def clawq(tmp_path: Path) -> Iterator[Clawq]:
-    home = Clawq(tmp_path)
-    yield home
-    home.close()
 
 
 def processes_of(run_folder: Path) -> list[psutil.Process]:

@@ -1,10 +1,13 @@
 """The learner's archive: opened as configured, refused in words, and waited for by trimming."""
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import redis
+from disks import fill, small_disk
+from room import Room
 
 from clawq.config import RunConfig
 from clawq.core import Control, Entry
@@ -20,6 +23,7 @@ from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
 from clawq.transport.segment_index import segment_paths
+from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
 
 
@@ -75,7 +79,7 @@ def test_what_a_crash_cost_is_said(tmp_path: Path, data_client: redis.Redis, run
     wires = Wires(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, archiver=archiver)
     link = Link(wires, Control(0, False, 1, 1), 1_000_000)
     link.checkpointed({"w-0": "1-9", "w-1": "1-5"})
-    assert link._trimmable() == {"w-0": "1-1"}
+    assert link._beside() == {"archive": {"w-0": "1-1"}}
     archiver.close()
 
 
@@ -92,6 +96,73 @@ def test_nobody_waits_for_the_archive_of_a_run_that_is_resumed_without_one(
     assert open_archiver(made_run(tmp_path, run_keys, enabled=False), data_client, print) is None
     assert readers.kept_by_required("learner") == {}
     assert data_client.hget(run_keys.control, "required") == b"learner"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_required_archive_on_a_full_disk_is_told_loses_nothing_and_goes_on_when_there_is_room(
+    tmp_path: Path,
+    redis_servers: EmbeddedRedis,
+    data_client: redis.Redis,
+    broker_client: redis.Redis,
+    eventually: Any,
+) -> None:
+    with small_disk(tmp_path / "disk", "32m") as disk:
+        room = Room(
+            tmp_path / "run",
+            redis_servers,
+            data_client,
+            broker_client,
+            environment={"name": "point", "num_envs": 64},
+            actors={"fragment_s": 0.05, "fragment_bytes": 30_000},
+            rate_limit={"samples_per_insert": None, "min_size_to_sample": 10**6},
+            replay={"capacity": 100_000},
+            learner={"checkpoint_interval_s": 0.5},
+            redis={"stream_bytes": 1_000_000, "window_bytes": 100_000},
+            archive={"enabled": True, "on_full": "block", "folder": str(disk), "compression": "none"},
+        )
+        archiver = open_archiver(room.run, data_client, print)
+        assert archiver is not None
+        ballast = fill(disk)
+        trainer = room.trainer(archiver=archiver)
+        archiver.start()
+        ending = threading.Event()
+        loop = threading.Thread(target=trainer.train, args=(ending,))
+        loop.start()
+        try:
+            room.actor("a")
+            # When the disk is full, that is told with what follows and what to do, where people look
+            eventually(lambda: "No space left on device" in (trainer.parts.link.note or ""), "it is told", 60)
+            assert "actors wait when these are full" in str(trainer.parts.link.note)
+            assert "Make room there" in str(trainer.parts.link.note)
+            # Then actors stop at what the streams may hold, and the run goes on
+            stream = room.keys.stream("a")
+            eventually(lambda: stands_still(data_client, stream), "the actor waits", 60)
+            entries: Any = data_client.xrange(stream)
+            assert 60_000 < sum(len(fields[b"f"]) for _, fields in entries) <= 1_000_000
+            assert trainer.parts.link.failure is None
+            before = int(data_client.xinfo_stream(stream)["entries-added"])
+            # When there is room again, everything goes on by itself
+            ballast.unlink()
+            eventually(lambda: archiver.trouble is None, "the archive is written again", 60)
+            eventually(lambda: int(data_client.xinfo_stream(stream)["entries-added"]) > before + 20, "it flows", 60)
+        finally:
+            ending.set()
+            loop.join()
+            room.actors[0].end()
+            archiver.close(20.0)
+            room.close_learners()
+        # And nothing is lost: every entry that was acknowledged is in the archive, once
+        found = [(entry.epoch, entry.seq) for entry in open_log(room.run, None).entries()]
+        assert len(found) == len(set(found)) == int(data_client.xinfo_stream(stream)["entries-added"])
+        assert archiver.metrics()["archive/gap_fragments"] == 0
+        room.close()
+
+
+def stands_still(client: Any, stream: str, seconds: float = 1.0) -> bool:
+    """Whether nothing is added to a stream for so long."""
+    before = client.xinfo_stream(stream)["entries-added"]
+    return not threading.Event().wait(seconds) and client.xinfo_stream(stream)["entries-added"] == before
 
 
 def test_an_actor_does_not_wait_for_the_disk_of_a_required_archive(

@@ -42,7 +42,7 @@ def test_what_adds_up_is_shown_and_balances() -> None:
     # 5 settled and 2 in the stream here; 4 settled and 3 lost with a server that is gone
     for text in (
         *("14  acknowledged", "= ", "6  inserted", "2  rejected: corrupt", "1  duplicates", "2  still in the streams"),
-        *("3  gap: server_lost", "7 of them by servers that are gone", "100  produced", "at most 66 unsent"),
+        *("3  gap: server_lost", "7 of them in streams that are gone", "100  produced", "at most 66 unsent"),
     ):
         assert text in told
     assert told.endswith("\nbalances")

@@ -2,8 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,6 @@ from clawq.errors import TooManyNonFinite, UserError
 from clawq.programs import bisect as bisect_module
 from clawq.programs.bisect import Bisection, Stopped, Verdict
 from clawq.programs.divergence import LEVEL, WINDOW, Limits, Watch
-from clawq.transport.server import EmbeddedRedis
-
-
-@pytest.fixture
-def record(
-    tmp_path: Path, redis_servers: EmbeddedRedis, data_client: Any, broker_client: Any
-) -> Iterator[Callable[..., Recorded]]:
-    made: list[Recorded] = []
-
-    def begin(**sections: Any) -> Recorded:
-        made.append(Recorded(tmp_path, redis_servers, data_client, broker_client, **sections))
-        return made[-1]
-
-    yield begin
-    for one in made:
-        one.close()
 
 
 @pytest.fixture(autouse=True)

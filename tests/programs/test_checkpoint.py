@@ -131,6 +131,9 @@ def test_when_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointInvalid, match="no checkpoint can be used") as caught:
         checkpoints.load_latest()
     assert str(caught.value).count("the digest is wrong") == 2
+    # And what to do: a copy, its log, or a new run
+    for words in (f"Put sound copies into {tmp_path}", f"`clawq replay {tmp_path.parent}`", "or begin anew: `clawq up"):
+        assert words in str(caught.value)
 
 
 def test_a_header_without_a_whole_body_does_not_stop_saving(tmp_path: Path) -> None:

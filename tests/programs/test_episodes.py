@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stitched import stitch
 from true_episodes import assert_true
 
 from clawq.acting.adder import Adder, Limits, Origin, step_bytes
-from clawq.programs.episodes import Stitcher, stitch
+from clawq.programs.episodes import Stitcher
 from clawq.testing import scripted
 from clawq.testing.experience import Chances, TrueSlot, Truth
 from clawq.types import EpisodeSummary, Fragment, Voided

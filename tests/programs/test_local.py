@@ -54,3 +54,14 @@ def test_a_run_by_rounds_gets_as_many_slots_as_its_rounds_have_seats(
     assert core_plan(config(tmp_path)).slots == 1
     assert core_plan(config(tmp_path, sync=sync)).slots == 3
     assert core_plan(config(tmp_path, sync=sync, cores={"slots": 2})).slots == 2
+
+
+@pytest.mark.parametrize("name", ["nowhere.hdf5", "text.hdf5"])
+def test_bad_demonstrations_are_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.hdf5").write_text("hello")
+    wanted = config(tmp_path / "runs", replay={"demonstrations": {"path": str(tmp_path / name)}})
+    with pytest.raises(UserError, match=r"^replay\.demonstrations: .*(neither an HDF5 file|cannot be read as HDF5)"):
+        run_local(LocalRun(wanted, ()), None, threading.Event(), Household())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^replay\.demonstrations: "):
+        run_daemon(Order(wanted), threading.Event(), print)
+    assert not (tmp_path / "runs").exists()

@@ -42,7 +42,7 @@ def test_C31_the_line_at_the_start_counts_everything_at_its_bound() -> None:
     assert wanted.ring == 200_000 * forecast_bytes(HAND, 1)
     assert wanted.server == 1024 * 2**20
     assert wanted.text(MACHINE) == (
-        "memory: ring 95 MB, streams up to 591 MB (data server 1.07 GB), weights 4 MB, buffers 30 MB; 16 GB are free"
+        "memory: ring 94.8 MB, streams up to 591 MB (data server 1.07 GB), weights 4 MB, buffers 30 MB; 16 GB are free"
     )
     elsewhere = replace(wanted, server=0)
     assert "(on another machine)" in elsewhere.text(MACHINE)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ConfigError, ExperienceGone, UserError
 from clawq.programs.rerun import Order, rerun
 from clawq.transport.log import RunLog
-from clawq.transport.server import EmbeddedRedis
 
 
 class Told:
@@ -31,21 +30,6 @@ class Told:
 
     def say(self, text: str) -> None:
         self.said.append(text)
-
-
-@pytest.fixture
-def record(
-    tmp_path: Path, redis_servers: EmbeddedRedis, data_client: Any, broker_client: Any
-) -> Iterator[Callable[..., Recorded]]:
-    made: list[Recorded] = []
-
-    def begin(**sections: Any) -> Recorded:
-        made.append(Recorded(tmp_path, redis_servers, data_client, broker_client, **sections))
-        return made[-1]
-
-    yield begin
-    for one in made:
-        one.close()
 
 
 def replayed(recorded: Recorded, *overrides: str, **order: Any) -> dict[str, Any]:

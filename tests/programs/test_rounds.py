@@ -1,21 +1,22 @@
 """Learner and actors by rounds, over a real Redis: the same weights bit for bit, and what happens when actors fail."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from room import Room, Until, digest
 
 from clawq import plugins
-from clawq.config import Sync
+from clawq.config import RunConfig
 from clawq.errors import NoSeat, StoreUnavailable, UserError
 from clawq.programs import acting
 from clawq.programs.parent import LeaseOrder
-from clawq.programs.tempo import ByRounds, check_round
+from clawq.programs.round_size import check_round
+from clawq.programs.tempo import ByRounds
 from clawq.programs.train import Trainer
 from clawq.replay.rounds import Rounds
 from clawq.testing.experience import SPEC
@@ -32,22 +33,6 @@ MakeRoom = Callable[..., Room]
 SYNC: dict[str, Any] = {"actors": 2, "quota_steps": 6, "fragment_steps": 4}
 ROUND = 48
 SEATS = ("seat-000", "seat-001")
-
-
-@pytest.fixture
-def make_room(
-    tmp_path: Path, redis_servers: EmbeddedRedis, data_client: redis.Redis, broker_client: redis.Redis
-) -> Iterator[MakeRoom]:
-    rooms: list[Room] = []
-
-    def make(**sections: Any) -> Room:
-        folder = tmp_path / f"room-{len(rooms)}"
-        rooms.append(Room(folder, redis_servers, data_client, broker_client, **sections))
-        return rooms[-1]
-
-    yield make
-    for room in rooms:
-        room.close()
 
 
 def rounds_of(trainer: Trainer) -> Rounds:
@@ -347,9 +332,51 @@ def test_C54_seeds_are_different_everywhere_the_same_in_a_rerun_and_new_after_a_
     assert not {tuple(row) for row in restarted.obs["desired_goal"][0]} & starts
 
 
-def test_a_round_that_the_streams_cannot_hold_is_refused_with_the_largest_that_fits() -> None:
-    sync = Sync(actors=2, quota_steps=1000)
-    row_bytes = sum(one.nbytes for one in SPEC.obs.values()) + 4 * SPEC.action.size + 5
-    check_round(sync, 4, SPEC, 2 * 4 * 1000 * row_bytes)
-    with pytest.raises(UserError, match=r"its actors would wait for ever.*sync\.quota_steps=999,.*stream_bytes"):
-        check_round(sync, 4, SPEC, 2 * 4 * 1000 * row_bytes - 1)
+def rounds_of_bytes(window_bytes: int, quota_steps: int, **sync: Any) -> RunConfig:
+    raw = {
+        "name": "t",
+        "environment": {"name": "point", "num_envs": 64},
+        "sync": {"actors": 2, "quota_steps": quota_steps, **sync},
+        "redis": {"window_bytes": window_bytes},
+    }
+    return RunConfig.model_validate(raw)
+
+
+@pytest.mark.parametrize("window_bytes", [65_536, 200_000, 1_000_000])
+def test_a_round_that_the_streams_cannot_hold_is_refused_with_the_largest_that_fits(window_bytes: int) -> None:
+    with pytest.raises(UserError, match="its actors would wait for ever for room") as caught:
+        check_round(rounds_of_bytes(window_bytes, 10**6), SPEC, 1_000_000)
+    found = re.search(r"At most sync\.quota_steps=(\d+)", str(caught.value))
+    assert found is not None
+    check_round(rounds_of_bytes(window_bytes, int(found[1])), SPEC, 1_000_000)
+    with pytest.raises(UserError, match=f"quota_steps={found[1]};"):
+        check_round(rounds_of_bytes(window_bytes, int(found[1]) + 1), SPEC, 1_000_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_largest_round_that_is_allowed_never_hangs_whichever_seat_is_fast(make_room: MakeRoom, lag: int) -> None:
+    # Given a budget of 1 MB, and the largest quota that is allowed for it
+    def sections(quota_steps: int) -> dict[str, Any]:
+        return {
+            "environment": {"name": "point", "num_envs": 64},
+            "sync": {"actors": 2, "quota_steps": quota_steps, "fragment_steps": 10, "deterministic_lag": lag},
+            "redis": {"window_bytes": 100_000, "stream_bytes": 1_000_000},
+            "replay": {"capacity": 200_000, "batch_size": 16},
+            "rate_limit": {"samples_per_insert": 0.01, "timeout_s": 60},
+        }
+
+    with pytest.raises(UserError, match="At most") as caught:
+        make_room(**sections(1000)).trainer()
+    found = re.search(r"At most sync\.quota_steps=(\d+)", str(caught.value))
+    assert found is not None
+    room = make_room(**sections(int(found[1])))
+    # When one seat is much faster than the other
+    room.actor("a")
+    room.actor("b", pauses_s=(0.02,))
+    trainer = room.trainer()
+    # Then three rounds are whole
+    train_rounds(trainer, 3)
+    assert rounds_of(trainer).short == 0
+    assert trainer.parts.consumer.counts.rejected == {}

@@ -58,7 +58,7 @@ def test_what_is_no_run_folder_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no run\.json"):
         open_run(tmp_path, None)
     (tmp_path / "run.json").write_text(json.dumps({"id": "x"}))
-    with pytest.raises(CheckpointInvalid, match="cannot be used"):
+    with pytest.raises(CheckpointInvalid, match="is damaged"):
         open_run(tmp_path, None)
 
 

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,8 @@ import torch
 import watching
 from books import assert_ledger_balances
 from checked import checked
+from recorded import Until
+from stitched import stitch
 
 from clawq.algorithms.td3_learner import Td3
 from clawq.config import Demonstrations, Fifo, Hindsight, RunConfig, Sequence
@@ -28,7 +29,6 @@ from clawq.programs import learner, learning, quarantine
 from clawq.programs.audit import audit, audit_live
 from clawq.programs.checkpoint import read_header
 from clawq.programs.episode_hdf5 import Hdf5Writer
-from clawq.programs.episodes import stitch
 from clawq.programs.parts import Outside, make_examiner, make_parts
 from clawq.programs.run import Run, make_folders
 from clawq.programs.safekeeping import CHECKPOINT_SHARE
@@ -51,17 +51,6 @@ from clawq.types import Fragment
 
 Eventually = Callable[..., None]
 STEPS, ENVS = 5, 4
-
-
-class Until(threading.Event):
-    """A stop flag that is set as soon as something holds."""
-
-    def __init__(self, condition: Callable[[], bool]) -> None:
-        super().__init__()
-        self._condition = condition
-
-    def is_set(self) -> bool:
-        return self._condition()
 
 
 class Slot:
@@ -631,7 +620,7 @@ def test_quarantined_experience_is_masked_refused_and_stays_so_over_resumes_and_
     of_a = set(valid_ids(a))
     answer = ask(desk, first, op="add", slot="a", reason="its camera was upside down")
     assert (answer["id"], answer["fragments"], answer["env_steps"]) == (1, 4, len(of_a))
-    assert answer["workers"] == ["host/worker"]
+    assert answer["unknown"] == {}
     assert ring_ids(first) == set(valid_ids(b))
     a.send(2)
     b.send(2)
@@ -712,7 +701,7 @@ def test_a_quarantine_file_that_cannot_be_read_is_told_in_words(desk: Desk) -> N
     trainer = desk.trainer()
     ask(desk, trainer, op="add", slot="x")
     (desk.session.run.folder / "quarantine.json").write_text('{"rules": [{"slot": 5}]}')
-    with pytest.raises(CheckpointInvalid, match=r"quarantine\.json cannot be read .*slot must be a text"):
+    with pytest.raises(CheckpointInvalid, match=r"quarantine\.json is damaged: .*slot must be a text"):
         trainer.parts.quarantine.load()
 
 

@@ -21,16 +21,16 @@ from clawq.programs import learner
 from clawq.programs.run import Run, make_folders
 from clawq.programs.session import Session
 from clawq.programs.train import Trainer
-from clawq.programs.upkeep import LEAST_WINDOW_BYTES, fitting_window, squeezed_budget
+from clawq.programs.upkeep import LEAST_WINDOW_BYTES, fitting_window, full_text, squeezed_budget
 from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, TrueSlot
 from clawq.transport.claims import Claim
 from clawq.transport.client import check_server, connect, memory_bytes
 from clawq.transport.codec import encode
 from clawq.transport.control import RunRecord, RunRegistry
-from clawq.transport.keys import RunKeys
+from clawq.transport.keys import ARCHIVE, LEARNER, RunKeys
 from clawq.transport.readers import StreamReader
-from clawq.transport.registry import Readers
+from clawq.transport.registry import ReaderRecord, Readers
 from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import StreamWriter
 from clawq.transport.trimming import room
@@ -321,3 +321,13 @@ def test_streams_give_way_by_as_much_as_the_server_is_too_full() -> None:
     assert squeezed_budget(100, 90, 899, 1000) == 100
     assert squeezed_budget(100, 90, 950, 1000) == 40
     assert squeezed_budget(100, 90, 1000, 1000) == 0
+
+
+def test_whoever_holds_trimming_up_is_named_the_archive_too() -> None:
+    text = full_text([ReaderRecord(ARCHIVE, False)], 7_000_000, 8_000_000, "r1")
+    assert text == (
+        "actors wait: the streams are full (7 MB, and 8 MB with every window full), and trimming waits for a "
+        "checkpoint of the archive"
+    )
+    both = full_text([ReaderRecord(LEARNER, True), ReaderRecord("keeper", True)], 1, 2, "r1")
+    assert "of the learner and reader keeper, which is not there; start it again" in both

@@ -213,3 +213,17 @@ def test_what_went_before_a_reader_began_is_told_apart_from_what_it_missed() -> 
     assert (ledger.counts.missed_steps, ledger.counts.unaccounted_steps) == (60, 0)
     assert ledger.counts.gap_fragments == 0
     assert {slot: missed.fragments for slot, missed in ledger.missed.items()} == {"s": 0, "t": 4}
+
+
+def test_what_was_deleted_with_its_finished_run_is_called_so_and_what_a_server_loses_later_is_not() -> None:
+    # Given a run that had finished: its keys were deleted on a server that goes on, or with its own server
+    for state, before, now in (({}, "p1/a", "p1/b"), ({"finished": True}, "p1/a", "p2/b")):
+        ledger = Ledger({**state, "server": before})
+        assert ledger.on_server(now)
+        ledger.vanished("s", Vanished(read=0, lost=4, cursor="0-0"), unsettled=0)
+        assert ledger.counts.gaps == {"deleted_with_run": 4}
+        assert Ledger(ledger.state_dict()).state_dict() == ledger.state_dict()
+        # Then that of the session that goes on is lost by its server
+        assert ledger.on_server("p3/b")
+        ledger.vanished("s", Vanished(read=0, lost=2, cursor="0-0"), unsettled=0)
+        assert ledger.counts.gaps == {"deleted_with_run": 4, "server_lost": 2}

@@ -1,6 +1,5 @@
 """Snapshots of the ring: what comes back is what was there, bit for bit, whatever happened to the files meanwhile."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disks import fill, small_disk
 
 from clawq.errors import CheckpointNotWritten, SnapshotInvalid
 from clawq.programs.checkpoint import Checkpoints, load
@@ -339,36 +339,29 @@ def test_a_disk_that_refuses_is_told_and_the_next_snapshot_has_what_the_refused_
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of half a megabyte."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def half_a_megabyte(tmp_path: Path) -> Iterator[Path]:
+    """A file system of that size."""
+    with small_disk(tmp_path / "small", "512k") as folder:
+        yield folder
 
 
-def test_a_full_disk_leaves_the_older_snapshot_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_leaves_the_older_snapshot_and_goes_on_when_there_is_room(half_a_megabyte: Path) -> None:
+    disk = half_a_megabyte
     ring, actors = ReplayRing(SPEC, 300), Experience()
-    writer = SnapshotWriter(ring, small_disk, OWNER)
+    writer = SnapshotWriter(ring, disk, OWNER)
     actors.insert(ring, 20)
     name, layout, before = writer.write(writer.cut()), copied(ring.layout()), content(ring)
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
+    ballast = fill(disk)
     actors.insert(ring, 10)
     with pytest.raises(CheckpointNotWritten, match="No space left on device"):
         writer.write(writer.cut())
-    found, gaps = restored(small_disk, name, layout, 300)
+    found, gaps = restored(disk, name, layout, 300)
     assert gaps == []
     assert_equal(content(found), before)
     ballast.unlink()
     second = writer.write(writer.cut())
     writer.keep([second])
-    assert_same(restored(small_disk, second, ring.layout(), 300)[0], ring)
+    assert_same(restored(disk, second, ring.layout(), 300)[0], ring)
 
 
 WRITER = """

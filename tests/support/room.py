@@ -24,6 +24,7 @@ from clawq.programs.session import Session
 from clawq.programs.train import Trainer
 from clawq.spawning.spawner import Spawner
 from clawq.testing.point import PointOptions, point_spec
+from clawq.transport.archiver import Archiver
 from clawq.transport.claims import Claim
 from clawq.transport.control import RunRecord, delete_run
 from clawq.transport.keys import RunKeys, new_tag
@@ -132,9 +133,9 @@ class Room:
         self._open: list[tuple[Trainer, Any]] = []
         self.actors: list[ActorThread] = []
 
-    def trainer(self, resume: bool = False) -> Trainer:
+    def trainer(self, resume: bool = False, archiver: Archiver | None = None) -> Trainer:
         """A learner that has published its first weights."""
-        trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None)
+        trainer, writers = learner.build(self.session, "cpu", resume, lambda line: None, archiver)
         self._open.append((trainer, writers))
         trainer.parts.consumer.start()
         trainer.parts.link.start()
@@ -160,6 +161,11 @@ class Room:
                 del self._open[index]
                 break
 
+    def close_learners(self) -> None:
+        """End the threads of all learners."""
+        for trainer, _ in list(self._open):
+            self.abandon(trainer)
+
     def close(self) -> None:
         """End everything; an actor's failure is the test's."""
         failures = []
@@ -168,8 +174,7 @@ class Room:
                 actor.end()
             except BaseException as error:
                 failures.append(error)
-        for trainer, _ in list(self._open):
-            self.abandon(trainer)
+        self.close_learners()
         delete_run(self.data, self.keys)
         if failures:
             raise failures[0]

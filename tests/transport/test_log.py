@@ -18,7 +18,7 @@ from clawq.errors import LogGone
 from clawq.testing.experience import RUN, TrueSlot
 from clawq.transport.archive import Archive
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
-from clawq.transport.archiver import Archiver, least
+from clawq.transport.archiver import Archiver
 from clawq.transport.client import connect
 from clawq.transport.codec import encode
 from clawq.transport.keys import ARCHIVE, RunKeys
@@ -145,10 +145,11 @@ def test_streams_are_trimmed_only_behind_what_is_on_the_disk(
             break
     # Given a learner that has checkpointed all, and an archive that has nothing yet
     assert archiver.holds() == {}
-    assert reader.trim(least(reader.cursors(), archiver.holds() or {}), 0) == 0
+    assert reader.trim(reader.cursors(), 0, 0, {ARCHIVE: archiver.holds() or {}}) == 0
+    assert reader.trimming.holding == (ARCHIVE,), "and it is named"
     archiver.start()
     eventually(lambda: covers(archiver, sent), "all is on the disk", 20)
-    assert reader.trim(least(reader.cursors(), archiver.holds() or {}), 0) == 12
+    assert reader.trim(reader.cursors(), 0, 0, {ARCHIVE: archiver.holds() or {}}) == 12
 
 
 @pytest.mark.parametrize("on_full", ["gap", "block"])

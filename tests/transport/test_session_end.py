@@ -54,6 +54,22 @@ def test_a_session_that_leaves_something_fails_and_names_it(session: Path) -> No
         assert f"  {kind} " in done.stdout
 
 
+def test_shared_memory_of_a_session_beside_it_is_not_its_own(session: Path) -> None:
+    # Given another session: a living process, and its folder
+    beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    folder = Path(f"/tmp/clawq-tests-{beside.pid}-x")
+    folder.mkdir()
+    try:
+        done = run(session, "def test(): open('/dev/shm/clawq-test-beside', 'w').close()\n")
+        assert done.returncode == 0, done.stdout
+        # It was told, so that it does not take ours for its own
+        assert (folder / "met").exists()
+    finally:
+        beside.communicate(b"\n")
+        shutil.rmtree(folder)
+        Path("/dev/shm/clawq-test-beside").unlink(missing_ok=True)
+
+
 def test_a_session_with_real_servers_leaves_nothing(session: Path) -> None:
     done = run(session, "def test_it(data_client, broker_client): assert data_client.ping() and broker_client.ping()\n")
     assert done.returncode == 0, done.stdout
