@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clawq.errors import CheckpointInvalid, TransportError, UserError
-from clawq.programs.balance import GONE, Balance, balance, split
+from clawq.programs.balance import Balance, balance, split
 from clawq.programs.damaged import damaged, read_object
 from clawq.programs.run import write_json
 from clawq.replay.consumer import Consumer
@@ -237,10 +237,6 @@ def _others_at_end(data: Any, keys: RunKeys, reader: str) -> list[dict[str, Any]
     return [one.to_json() for one in found]
 
 
-def unread_at_end(folder: Path, state: Mapping[str, Any]) -> dict[str, int]:
-    """Slot -> fragments that were in the streams when the learner of this checkpoint ended; empty if nobody knows."""
-
-
 def ledger_at_end(folder: Path, state: Mapping[str, Any]) -> Balance | None:
     """What the learner of this checkpoint wrote at its end; None if nobody knows.
 
@@ -254,7 +250,4 @@ def ledger_at_end(folder: Path, state: Mapping[str, Any]) -> Balance | None:
         log.warning("%s", error)
         return None
     # Written at another moment than the checkpoint it would be about other fragments.
-    if kept is None or kept.sums.get("entries") != Ledger(state).counts.entries:
-        return {}
-    return {row.slot: row.in_stream for row in kept.rows if row.slot != GONE}
     return kept if kept is not None and kept.sums.get("entries") == Ledger(state).counts.entries else None

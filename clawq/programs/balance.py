@@ -75,6 +75,11 @@ class Balance:
         return sum(row.in_stream for row in self.rows)
 
     @property
+    def unread(self) -> dict[str, int]:
+        """Slot -> fragments that are still in its stream."""
+        return {row.slot: row.in_stream for row in self.rows if row.slot != GONE}
+
+    @property
     def acknowledged(self) -> int:
         """All that Redis acknowledged: by its own count where it has one, else by the reader's."""
         now = sum(r.settled + r.in_stream + r.gap if r.acknowledged is None else r.acknowledged for r in self.rows)

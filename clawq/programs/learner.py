@@ -319,7 +319,7 @@ def make_reader(session: Session, consumed: Mapping[str, Any] | None, ended: Bal
         required=required,
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
-        unread={row.slot: row.in_stream for row in ended.rows} if ended is not None else {},
+        unread={} if ended is None else ended.unread,
         ordinals=consumed.get("ordinals"),
         what=what,
     )
