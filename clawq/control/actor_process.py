@@ -18,14 +18,16 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from clawq.config import Watchdog
 from clawq.control.shutdown import Shutdown
 from clawq.errors import SimulatorFailed
 from clawq.json_text import parse_object
 from clawq.spawning.failure import SIMULATOR, Failure, how_it_ended
 from clawq.spawning.spawner import Child, wait_readable
+
+if TYPE_CHECKING:
+    from clawq.config import Watchdog
 
 _TICK_S = 0.25
 _MAX_LINE_BYTES = 1_000_000
@@ -54,7 +56,7 @@ class Patience:
     ending_s: float = 2.0
 
     @classmethod
-    def of_run(cls, limits: Watchdog, stall_s: float | None) -> Self:
+    def of_run(cls, limits: "Watchdog", stall_s: float | None) -> Self:
         """What a run allows, but for a host that names its own longest step."""
         step_s = limits.step_s if stall_s is None else stall_s
         return cls(limits.start_s, limits.start_s, limits.reset_s, step_s, limits.send_s)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from clawq.config import Watchdog
 from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.pulse import PulseSender
 from clawq.control.queues import ACTIVE_STATES
@@ -141,6 +140,9 @@ class PoolProcess:
         run, settings = dict(lease.run), self.identity.settings
         if (why := Registry().unfit().get(lease.slot)) is not None:
             raise Failure("given_up", f"this slot is given up for now by the watchdog: {why}", "")
+        # Here, so that a Celery process that drives no actor does without pydantic.
+        from clawq.config import Watchdog
+
         limits = Watchdog.model_validate(run.get("config", {}).get("watchdog", {}))
         known = Registration("actor", lease.slot, limits.actor_limits, urls=settings.require_urls())
         child = self.spawner.spawn(

@@ -344,4 +344,4 @@ def test_settings_are_tuned_while_the_run_goes_on_and_a_resume_keeps_them(
     cluster.stop("r1")
     assert again.wait(15) == 0, again.output
     # A run that has ended
-    assert "there is no run 'r1'" in tune("staleness.hard=5").output
+    assert "run r1 was stopped on" in tune("staleness.hard=5").output

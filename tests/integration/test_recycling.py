@@ -52,7 +52,8 @@ def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and
     for meta in metas(bench, broken):
         steps[meta.life] += meta.steps * meta.envs
     assert list(steps.values()) == [59 * 2]
-    bench.lease(broken, 0.3, count=2)
+    # Longer than the back-off of the slot.
+    bench.lease(broken, 2.0)
     bench.wait_events(broken, "lease")
     assert worker.stop(timeout_s=60.0)[0] == 0
 

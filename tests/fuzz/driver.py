@@ -18,7 +18,7 @@ from typing import Any
 
 import fuzzing
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS, FOUND = ROOT / "tests/fuzz/corpus", ROOT / "runs/fuzz"
 #: Longest input, bytes; the corpus that is kept has inputs of at most the second, and so many.
 LONGEST, LONGEST_KEPT, MOST_KEPT = 4096, 2048, 150
