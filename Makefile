@@ -7,6 +7,7 @@ demo:  ## Set up, train the hand of configs/hand_reach.yaml, say where the pictu
 test:  ## Set up; style, types, layers; the tests.
 	ops/setup
 	ops/setup-rendering
+	ops/setup-tls
 	ops/check
 	ops/test
 

@@ -21,6 +21,7 @@ people: what was wrong, where, what is allowed, what to do.
         ClaimHeld                 somebody else holds it (a second learner, a taken slot)
         WeightsGone               that version is no longer kept: read the head again
         WeightsCorrupt            digest or layout is wrong
+        SignatureInvalid          not signed, or by somebody else, where this host demands a signature
       LogGone                     the log no longer holds what was asked for (a mistake of the user: also a UserError)
       ArchiveError                the archive on disk
         ArchiveUnfit              of another run or format
@@ -154,6 +155,10 @@ class ClaimHeld(TransportError):
 
 class WeightsGone(TransportError):
     """That weights version is not kept any more; read the head again."""
+
+
+class SignatureInvalid(TransportError):
+    """Something is not signed as this host demands; the text says how."""
 
 
 class WeightsCorrupt(TransportError):

@@ -86,11 +86,11 @@ def stop(run_id: str) -> None:
     """Stop the learner of RUN, wherever it runs; it writes a checkpoint first."""
     from clawq.cli.status import View
     from clawq.errors import ClawqError
-    from clawq.transport.control import Events
+    from clawq.transport.control import Orders
 
     view = View(run_id)
     run = view.find(run_id)
-    Events(view.data, run.keys).append("stop_wanted")
+    Orders(view.data, run.keys).append("stop_wanted")
     deadline = time.monotonic() + STOP_S
     while view.registry.get(run_id) is not None:
         if time.monotonic() > deadline:

@@ -82,12 +82,13 @@ def _ask(run_id: str, command: dict[str, Any]) -> dict[str, Any]:
     """
     from clawq.cli.status import View
     from clawq.errors import ClawqError, UserError
-    from clawq.transport.control import Events
+    from clawq.transport.control import Events, Orders
 
     view = View(run_id)
-    events = Events(view.data, view.find_at_work(run_id).keys)
-    request = secrets.token_hex(8)
-    last = events.append("quarantine_wanted", request=request, **command)
+    keys = view.find_at_work(run_id).keys
+    events = Events(view.data, keys)
+    request, last = secrets.token_hex(8), events.newest_id()
+    Orders(view.data, keys).append("quarantine_wanted", request=request, **command)
     deadline = time.monotonic() + ANSWER_S
     while (left_s := deadline - time.monotonic()) > 0:
         for event in events.read(last, min(left_s, 1.0)):

@@ -47,17 +47,18 @@ def tune(run_id: str, words: tuple[str, ...], timeout_s: float) -> None:
 def ask(view: "View", run: "RunRecord", words: tuple[str, ...], timeout_s: float) -> "Event":
     """The learner's answer. Raises ClawqError if none comes in time."""
     from clawq.errors import ClawqError
-    from clawq.transport.control import Events
+    from clawq.transport.control import Events, Orders
 
-    events = Events(view.data, run.keys)
-    wanted = after = events.append("tune_wanted", set=list(words))
+    events, orders = Events(view.data, run.keys), Orders(view.data, run.keys)
+    after = events.newest_id()
+    wanted = orders.append("tune_wanted", set=list(words))
     deadline_s = time.monotonic() + timeout_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         for event in events.read(after, min(left_s, 1.0)):
             after = event.id
             if event.kind in ("tuned", "tune_refused") and event.facts.get("id") == wanted:
                 return event
-    events.append("tune_withdrawn", id=wanted)
+    orders.append("tune_withdrawn", id=wanted)
     raise ClawqError(
         f"the learner of {run.run_id} ({run.learner.get('host')}, pid {run.learner.get('pid')}) did not answer within "
         f"{timeout_s:g} s; the change is withdrawn. It may be starting, or stuck: see `clawq status {run.run_id}`"

@@ -29,7 +29,7 @@ from clawq.control.commands import CountedRequest, SturdyTransport
 from clawq.control.lifecycle import bind_lifecycle
 from clawq.control.settings import HostSettings
 from clawq.control.subscription import Subscription
-from clawq.errors import PluginError, UserError
+from clawq.errors import ClawqError, PluginError
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +81,10 @@ def _complain(error: PluginError) -> Callable[..., Any]:
 def _worker_app() -> Celery:
     try:
         settings = HostSettings.from_host()
-    except UserError as error:
+        made = make_app(settings.broker_url)
+    except ClawqError as error:
         # `celery -A` would show a traceback.
         raise SystemExit(f"clawq worker: {error}") from None
-    made = make_app(settings.broker_url)
     if settings.remote_control:
         made.conf.update(worker_enable_remote_control=True, worker_send_task_events=True, task_send_sent_event=True)
     bind_lifecycle(made)

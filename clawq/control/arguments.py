@@ -6,6 +6,7 @@ refused with a UserError, which says what is allowed. Pure.
 """
 
 import math
+import re
 from typing import Any
 
 from clawq.errors import UserError
@@ -18,6 +19,7 @@ LONGEST_LEASE_S, LONGEST_PROGRAM_S, MOST_EPISODES = 60.0, 1e7, 1_000_000
 #: Longest word, as of a label or a path.
 _LONGEST_WORD = 1000
 #: What a recording may be told (see clawq.programs.record); run and Redis are the worker's to say.
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.(gif|mp4)")
 _RECORDING = frozenset({"out", "trained", "untrained", "seed", "episodes"})
 
 
@@ -44,13 +46,15 @@ def check_recording(run_id: Any, request: Any, timeout_s: Any) -> None:
     _check_seconds("timeout_s", timeout_s, LONGEST_PROGRAM_S)
     if not isinstance(request, dict) or not set(request) <= _RECORDING:
         raise UserError(f"request must be an object with {', '.join(sorted(_RECORDING))}, not {shown(request)}")
-    _check_word("out", request.get("out", ""))
+    out = request.get("out", "x.gif")
+    if not isinstance(out, str) or not _FILE.fullmatch(out):
+        raise UserError(f"out must be a file name that ends in .gif or .mp4, without a folder, not {shown(out)}")
     _check_whole("seed", request.get("seed", 0))
     _check_episodes(request.get("episodes", 1))
     for side in ("trained", "untrained"):
         weights = request.get(side)
         if not (weights is None or is_whole(weights)):
-            _check_word(f"{side} (a version, or a file)", weights)
+            raise UserError(f"{side} must be a weights version, not {shown(weights)}: nothing on the wire names a file")
 
 
 def _check_run_id(run_id: Any) -> None:

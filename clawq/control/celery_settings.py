@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from clawq.control.queues import COMMAND_HEADER, DEFAULT_QUEUE, KEY_PREFIX, make_queue
-from clawq.transport.client import celery_url
+from clawq.transport.urls import celery_url
 
 
 def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:

@@ -23,9 +23,9 @@ from celery.worker import state
 from clawq import progress
 from clawq.control import pool_process
 from clawq.control.pulse import start_pulse
-from clawq.control.settings import SHUTDOWN_S, HostSettings, slot_name, worker_name
+from clawq.control.settings import SHUTDOWN_S, HostSettings, worker_name
 from clawq.control.shutdown import Shutdown
-from clawq.errors import UserError
+from clawq.errors import ClawqError, UserError
 from clawq.registry import Registration, enrol
 
 log = logging.getLogger(__name__)
@@ -61,11 +61,13 @@ def bind_lifecycle(app: Celery) -> None:
 
 
 def begin_worker(worker: Any) -> None:
-    """Note who this worker is; exit with a clear text when it has no Redis."""
+    """Note who this worker is; exit with a clear text when it has no Redis, or one that it cannot use."""
     try:
         settings = HostSettings.from_host()
         broker_url, data_url = settings.require_urls()
-    except UserError as error:
+        for away in settings.check_servers():
+            log.warning("%s; waiting for it", away)
+    except ClawqError as error:
         raise SystemExit(f"clawq worker: {error}") from None
     try:
         kind = pool_kind(worker.pool_cls)
@@ -92,7 +94,7 @@ def begin_worker(worker: Any) -> None:
 def enrol_worker(identity: pool_process.Identity) -> None:
     """Tell the watchdog of this worker: what it serves, and how long its loop may stand still."""
     settings = identity.settings
-    name = slot_name(identity.worker, 0).rpartition("-")[0]
+    name = identity.name
     facts = {"slots": identity.slots, "runs": sorted(settings.runs or ()), "name": name}
     limits = {"serve": settings.worker_stall_s}
     enrol(Registration("worker", name, limits, facts, settings.require_urls()))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from clawq.state import ServerState
-from clawq.transport.client import redact
+from clawq.transport.urls import redact
 
 #: How often an outage that goes on is told, seconds.
 TELL_S = 60.0

@@ -61,6 +61,15 @@ class Identity:
         return max(1, self.concurrency - 1) if self.pool == "threads" else self.concurrency
 
     @property
+    def name(self) -> str:
+        """The worker's name among those of all hosts; its slots' names begin with it."""
+        return self.slot(0).rpartition("-")[0]
+
+    def slot(self, number: int) -> str:
+        """Name of one of its slots."""
+        return slot_name(self.worker, number, self.settings.place)
+
+    @property
     def slots_here(self) -> int:
         """Actors of one pool process."""
         return self.slots if self.pool == "threads" else 1
@@ -74,7 +83,7 @@ class PoolProcess:
         self.identity = identity
         self.spawner = Spawner()
         self._first_slot = _child_index() if identity.pool == "prefork" else 0
-        names = [slot_name(identity.worker, self._first_slot + k) for k in range(identity.slots_here)]
+        names = [identity.slot(self._first_slot + k) for k in range(identity.slots_here)]
         if identity.pool == "prefork":
             # Forked, so nobody registered it; it shows no progress, since a lease's own clocks bound what it does.
             enrol(Registration("pool", names[0], urls=identity.settings.require_urls()), parent=identity.main_pid)
@@ -125,7 +134,7 @@ class PoolProcess:
             request: its JSON request; `run` in it says for whom. `data_url` is added.
             timeout_s: it is ended when it takes longer.
         """
-        log_file = self.log_file(f"{slot_name(self.identity.worker, self._first_slot)}-{program.rpartition('.')[2]}")
+        log_file = self.log_file(f"{self.identity.slot(self._first_slot)}-{program.rpartition('.')[2]}")
         env = self.child_env(request["run"]) if "run" in request else {}
         request = {"data_url": self.data_url, **request}
         shutdown = self.identity.shutdown

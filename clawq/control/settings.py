@@ -7,6 +7,7 @@ Nothing here comes over the wire. The environment variables are
     CLAWQ_LOG_DIR                      logs of actors; default: `logs` in the state folder
     CLAWQ_ACTOR_THREADS                torch and BLAS threads of one actor; default: what the run says, else 1
     CLAWQ_REMOTE_CONTROL               `1` switches Celery's remote control and events on (Flower)
+    CLAWQ_REDIS_SECURITY, CLAWQ_REDIS_CA, CLAWQ_SIGNING_KEY_FILE   see clawq.transport.urls and clawq.transport.signing
     CLAWQ_LOG_LEVEL                    how much its actors and programs log; default: INFO and WARNING
     CLAWQ_STALL_TIMEOUT_S              seconds without an env step after which an actor counts as hung; default: what
                                        the run says (watchdog.step_s)
@@ -22,9 +23,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawq.errors import UserError
+from clawq.errors import StoreUnavailable, UserError
 from clawq.spawning.logfile import log_level
 from clawq.state import named_urls, resolve_urls, state_dir
+from clawq.transport.client import check_server, connect
+from clawq.transport.rights import ROLES
+from clawq.transport.signing import host_seal
+from clawq.transport.urls import user_of
+
+#: How long a server has to say that it can be used, seconds.
+CHECK_S = 2.0
+#: A name in a Redis key may have 128 characters; a claim's has a word before the slot's.
+_LONGEST_SLOT = 120
 
 #: A worker with only clawq's own tasks is gone so long after the first signal, seconds.
 SHUTDOWN_S = 4.5
@@ -87,6 +97,12 @@ class HostSettings:
             announced=named_urls(env=env) is None,
         )
 
+    @property
+    def place(self) -> str:
+        """What the names of this worker's slots begin with: its ACL user, who may write no others; else the host."""
+        user = user_of(self.data_url) if self.data_url else None
+        return host_name() if user is None or user in ROLES else user
+
     def require_urls(self) -> tuple[str, str]:
         """(broker_url, data_url), or UserError that says how to name them."""
         if self.broker_url is None or self.data_url is None:
@@ -96,11 +112,45 @@ class HostSettings:
             )
         return self.broker_url, self.data_url
 
+    def check_servers(self) -> list[str]:
+        """Look whether this host's key and both servers can be used, before Celery tries again and again.
 
-def slot_name(worker: str, index: int, host: str | None = None) -> str:
-    """`<host>-<worker>-<index>` with only what may stand in a Redis key and a file name."""
-    text = f"{host or socket.gethostname().partition('.')[0]}-{worker}-{index}"
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip("._-")[-120:] or f"slot-{index}"
+        Returns:
+            what is away now, in words; that may be waited for.
+
+        Raises:
+            UserError: no Redis is known, or the key file cannot be used.
+            StoreUnfit: a server cannot be used, and waiting would not help.
+        """
+        host_seal()
+        away = []
+        for role, url in zip(("broker", "data"), self.require_urls(), strict=True):
+            client = connect(url, CHECK_S)
+            try:
+                check_server(client, role)
+            except StoreUnavailable as error:
+                away.append(str(error))
+            finally:
+                client.close()
+        return away
+
+
+def slot_name(worker: str, index: int, place: str | None = None) -> str:
+    """`<place>-<worker>-<index>` with only what may stand in a Redis key and a file name.
+
+    Args:
+        worker: its name on its host.
+        index: of the slot.
+        place: what comes first (`HostSettings.place`); None = this host.
+    """
+    first = f"{place or host_name()}-"
+    text = first + f"{worker}-{index}"[-(_LONGEST_SLOT - len(first)) :]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip("._-") or f"slot-{index}"
+
+
+def host_name() -> str:
+    """This host, without its domain."""
+    return socket.gethostname().partition(".")[0][:64]
 
 
 def worker_name(nodename: str, pid: int) -> str:

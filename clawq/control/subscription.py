@@ -31,7 +31,6 @@ from clawq.control.lifecycle import force_exit
 from clawq.control.outage import Outage, gone_for_good
 from clawq.control.pool_process import Identity
 from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, KEY_PREFIX, make_queue, run_queues
-from clawq.control.settings import slot_name
 from clawq.control.stopped import STOPPED_S, StoppedChildren
 from clawq.control.supervisor import restarts_so_far
 from clawq.errors import TransportError
@@ -73,7 +72,7 @@ class Watch:
         self._registry, self._commands = RunRegistry(broker), Commands(broker)
         self._data = connect(data_url)
         self._consumption, self._stopped = Consumption(), StoppedChildren()
-        self._name = slot_name(identity.worker, 0).rpartition("-")[0]
+        self._name = identity.name
         self._outage = Outage("data", data_url)
         #: What the consumer should consume; None until the registry was read once.
         self.wanted: set[str] | None = None

@@ -23,7 +23,6 @@ from typing import Any
 from clawq.control.actor_process import Lease
 from clawq.control.arguments import check_evaluation, check_lease, check_recording
 from clawq.control.pool_process import PoolProcess, pool_process
-from clawq.control.settings import slot_name
 from clawq.errors import TransportError, UserError
 from clawq.spawning.failure import Failure
 from clawq.transport.control import RunRecord
@@ -98,7 +97,11 @@ def record(run_id: str, request: dict[str, Any] | None = None, timeout_s: float 
     """Record the policy: `request` goes to clawq.programs.record, with run and data_url added."""
     if refused := _refused("record", check_recording, run_id, request or {}, timeout_s):
         return refused
-    return _run_reported("recording", "clawq.programs.record", run_id, request or {}, {}, timeout_s)
+    wanted = dict(request or {})
+    if "out" in wanted:
+        # A plain name: nothing that comes over the wire names a folder.
+        wanted["out"] = str(pool_process().identity.settings.log_folder / wanted["out"])
+    return _run_reported("recording", "clawq.programs.record", run_id, wanted, {}, timeout_s)
 
 
 def _refused(task: str, check: Callable[..., None], *arguments: Any) -> dict[str, Any] | None:
@@ -118,7 +121,7 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
 
 def slot_owner(place: PoolProcess) -> str:
     """Host and worker, for people."""
-    return slot_name(place.identity.worker, 0).rpartition("-")[0]
+    return place.identity.name
 
 
 def _run_reported(

@@ -22,7 +22,6 @@ from typing import Any
 from clawq.control.settings import SHUTDOWN_S, HostSettings
 from clawq.control.supervisor import supervise
 from clawq.errors import UserError
-from clawq.transport.client import connect
 
 POOLS = ("threads", "prefork", "solo")
 #: Status of a worker that was told to begin anew (SIGHUP); its supervisor starts it again.
@@ -71,7 +70,7 @@ def start_worker(
 
     Raises:
         UserError: no Redis is known, or the pool cannot work here.
-        StoreUnfit: a URL is none of Redis.
+        StoreUnfit: a URL is none of Redis, or its server cannot be used.
     """
     chosen = check_pool(pool or default_pool()[0], slots)
     # The app reads its host's environment when it is imported, as under a bare `celery worker`.
@@ -81,9 +80,8 @@ def start_worker(
     if runs:
         os.environ["CLAWQ_RUNS"] = ",".join(runs)
     settings = HostSettings.from_host()
-    for url in settings.require_urls():
-        # Nothing is sent; a URL that cannot be one is told here, not by a traceback of Celery's.
-        connect(url).close()
+    # What no waiting would mend is told here, once, and not by each try of the supervisor's.
+    settings.check_servers()
     # The name is chosen here: it stays the same however often the worker is started again.
     order = {"name": name or f"w{os.getpid()}", "pool": chosen, "slots": slots, "log_level": log_level}
     stop_s = SHUTDOWN_S + settings.task_grace_s + _STOP_MARGIN_S

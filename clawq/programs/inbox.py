@@ -1,4 +1,4 @@
-"""The inbox: what others tell a learner by the run's events, and what it does about it.
+"""The inbox: what others tell a learner by the run's events and orders, and what it does about it.
 
     evaluation                        the appraisal takes it
     stop_wanted                       the run ends
@@ -9,7 +9,8 @@
     actor_recycled                    counted
     lease                             told if its actor could not send
 
-Other events are not for the learner.
+Orders have a stream of their own: workers, which append to the events, may give none. Other events are not for the
+learner.
 """
 
 import threading

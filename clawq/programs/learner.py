@@ -60,13 +60,14 @@ from clawq.programs.upkeep import Upkeep
 from clawq.replay.rebuild import ranges
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books
-from clawq.transport.client import is_local, max_memory_bytes, memory_bytes, memory_left_bytes
-from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, PaceRecord
+from clawq.transport.client import max_memory_bytes, memory_bytes, memory_left_bytes
+from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, Orders, PaceRecord
 from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import LEARNER
 from clawq.transport.outstanding import Outstanding
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
+from clawq.transport.urls import is_local
 from clawq.transport.weights import WeightsPublisher
 from clawq.types import Metrics
 
@@ -235,6 +236,7 @@ def put_together(
         publisher=publisher,
         control=ControlRecord(data, keys, session.claim),
         events=Events(data, keys),
+        orders=Orders(data, keys),
         board=Board(data, keys),
         reader=reader,
         heartbeats=Heartbeats(data, keys),
@@ -244,7 +246,7 @@ def put_together(
         books=Books(data, session.streams, reader.name),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
-    link = Link(wires, desired, budget, session.after_event, first_window(run))
+    link = Link(wires, desired, budget, session.after, first_window(run))
     versions = Versions()
     outside = Outside(reader, link, DeadLetters(data, keys).append, versions.current)
     admit = partial(check_memory, session, device, say)

@@ -24,7 +24,7 @@ from clawq.programs.upkeep import Upkeep
 from clawq.transport.archiver import Archiver
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
-from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats, PaceRecord
+from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats, Orders, PaceRecord
 from clawq.transport.keys import ARCHIVE
 from clawq.transport.readers import StreamReader
 from clawq.transport.stream import parse_id
@@ -62,6 +62,7 @@ class Wires:
     publisher: WeightsPublisher
     control: ControlRecord
     events: Events
+    orders: Orders
     board: Board
     reader: StreamReader
     heartbeats: Heartbeats
@@ -78,7 +79,7 @@ class Link:
         wires: the Redis side.
         desired: the control record that actors shall see (its head is moved by publishing).
         stream_budget_bytes: how much the streams may hold before they are trimmed.
-        after_event: the run's events up to this id are of earlier sessions, and not for this one.
+        after: ids of the last event and of the last order of earlier sessions, which are not for this one.
         first_window: the window until the coordinator has decided one; None = the largest.
     """
 
@@ -87,7 +88,7 @@ class Link:
         wires: Wires,
         desired: Control,
         stream_budget_bytes: int,
-        after_event: str = "0-0",
+        after: tuple[str, str] = ("0-0", "0-0"),
         first_window: int | None = None,
     ) -> None:
         self._wires = wires
@@ -106,7 +107,7 @@ class Link:
         self._board: dict[str, float | str] = {}
         self._checkpointed: dict[str, str] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_HELD)
-        self._last_event = after_event
+        self._last_event, self._last_order = after
         self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
         self._figures: dict[str, float] = {}
         self._shortened = 0
@@ -328,11 +329,11 @@ class Link:
             self._wires.books.publish(*self.books())
 
     def _receive(self) -> None:
-        found = self._wires.events.read(self._last_event)
-        if found:
-            self._last_event = found[-1].id
-            with self._lock:
-                self._events.extend(found)
+        events, orders = self._wires.events.read(self._last_event), self._wires.orders.read(self._last_order)
+        self._last_event = events[-1].id if events else self._last_event
+        self._last_order = orders[-1].id if orders else self._last_order
+        with self._lock:
+            self._events.extend([*events, *orders])
 
     def _fit_window(self) -> None:
         """Narrow the window where there are too many slots for the budget."""
@@ -366,9 +367,11 @@ class Link:
 
     def _restore(self) -> None:
         """Write again what the data server must hold; it came back empty or our claim had run out."""
+        # What the server had is gone, and its clock may be behind.
         if parse_id(self._wires.events.newest_id()) < parse_id(self._last_event):
-            # Its events are gone, and its clock may be behind.
             self._last_event = "0-0"
+        if parse_id(self._wires.orders.newest_id()) < parse_id(self._last_order):
+            self._last_order = "0-0"
         if self._wires.books is not None:
             self._wires.books.forget()
         with self._lock:
@@ -384,7 +387,7 @@ class Link:
             return
         self._swept_s = now_s
         self._mend_control()
-        beats = self._wires.heartbeats.read()
+        beats = self._wires.heartbeats.prune()
         readers = self._wires.upkeep.look(self.window_bytes)
         with self._lock:
             self._figures = {

@@ -32,8 +32,8 @@ from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.programs.damaged import damaged, read_object
 from clawq.specs import EnvSpec
-from clawq.transport.client import redact
 from clawq.transport.keys import RunKeys, new_tag
+from clawq.transport.urls import redact
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
 from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import check_server, connect
-from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry, end_run
+from clawq.transport.control import ControlRecord, Events, Orders, RunRecord, RunRegistry, end_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.restarts import bear
 from clawq.transport.weights import WeightsPublisher
@@ -48,7 +48,8 @@ ROW_SCALARS_BYTES = 8
 class Session:
     """An open run: clients, claim, and what it will be called when it is over.
 
-    `after_event` is the newest event of earlier sessions of the run: what they were told is no word to this one.
+    `after` are the ids of the newest event and of the newest order of earlier sessions of the run: what they were told
+    is no word to this one.
     `source` is the run that it follows, if it follows one.
     """
 
@@ -62,7 +63,7 @@ class Session:
     spawner: Spawner
     record: RunRecord
     state: str = "running"
-    after_event: str = "0-0"
+    after: tuple[str, str] = ("0-0", "0-0")
     keeper: Keeper | None = None
     source: Source | None = None
 
@@ -112,7 +113,7 @@ def open_session(
     session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
     try:
         bear(data, keys)
-        session.after_event = Events(data, keys).newest_id()
+        session.after = (Events(data, keys).newest_id(), Orders(data, keys).newest_id())
         start = partial(start_coordinator, spawner, run.id, run.tag, run.logs, broker_url, data_url)
         session.keeper = Keeper(record, claim, broker, start, coordinator)
         yield session

@@ -1,7 +1,7 @@
 """Tuning: a run's settings changed while it goes on, between two updates.
 
     CLI                                    learner's thread
-    event tune_wanted {set: [key=value]} -> take: judged again, applied, kept in the run folder and the registry
+    order tune_wanted {set: [key=value]} -> take: judged again, applied, kept in the run folder and the registry
     event tuned {id, changes} or tune_refused {id, mistakes} <- answered; tune_withdrawn {id}: the CLI waits no more
 
 What learning depends on is changed by `apply` alone, from JSON-able facts, and is recorded in the learner's schedule:

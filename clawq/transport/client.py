@@ -4,16 +4,14 @@
 `xadd()` call during a stall gave two entries), so whoever can retry safely does it himself. RESP2, hiredis for reading,
 a packer of our own for writing (hiredis copies the whole command: 4 MB writes cost nine times as much).
 
-`translated()` wraps every use of a client. `check_server` says in plain words why a server cannot be used. Passwords
-never get into texts: URLs are shown through `redact`.
+`translated()` wraps every use of a client. `check_server` says in plain words why a server cannot be used. What a
+URL may be, and how it is shown without its password, is for clawq.transport.urls.
 """
 
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from hiredis import pack_command
@@ -23,6 +21,7 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from clawq.errors import RecordUnreadable, StoreFull, StoreUnavailable, StoreUnfit, TransportError
+from clawq.transport.urls import CA_VARIABLE, redact, usable_url, without_secrets
 
 #: Bytes read from a socket at once; the default of 32 KB costs 10-30 % on fragments.
 _SOCKET_READ_BYTES = 1 << 20
@@ -31,14 +30,12 @@ _JOIN_BYTES = 6000
 #: Oldest server that has what we call; 7.0 is what is tested.
 OLDEST_VERSION = (6, 2)
 TESTED_VERSION = (7, 0)
-_SCHEMES = ("redis", "rediss", "unix")
 _CLUSTER_ERRORS = (
     redis.exceptions.RedisClusterException,
     redis.exceptions.ClusterError,
     redis.exceptions.AskError,
     redis.exceptions.ClusterCrossSlotError,
 )
-_SECRET_ARGUMENTS = frozenset({"password", "ssl_password"})
 
 
 def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
@@ -49,13 +46,9 @@ def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
         timeout_s: longest wait for a connection and for a reply. Blocking reads must ask for less.
 
     Raises:
-        StoreUnfit: the URL cannot be understood.
+        StoreUnfit: the URL cannot be understood, or this host demands more protection (clawq.transport.urls).
     """
-    scheme = url.partition("://")[0]
-    if scheme not in _SCHEMES:
-        raise StoreUnfit(
-            f"{redact(url)} is no Redis URL: it must start with redis://, rediss:// (TLS) or unix:// (socket file)"
-        )
+    url = usable_url(url)
     try:
         pool = redis.ConnectionPool.from_url(
             url,
@@ -71,7 +64,7 @@ def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
             command_packer=_packer(),
         )
     except (ValueError, TypeError) as error:
-        raise StoreUnfit(f"{redact(url)} is no usable Redis URL: {_without_secrets(str(error), url)}") from None
+        raise StoreUnfit(f"{redact(url)} is no usable Redis URL: {without_secrets(str(error), url)}") from None
     return redis.Redis.from_pool(pool)
 
 
@@ -103,15 +96,6 @@ def _packer() -> Any:
     return _Packer(_JOIN_BYTES, encoder("utf-8", "strict", False).encode)
 
 
-def redact(url: str) -> str:
-    """The URL without its password, for texts; rather too much is hidden than too little."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    user, at, host = rest.rpartition("@")
-    if at and ":" in user:
-        rest = f"{user.partition(':')[0]}:***@{host}"
-    return scheme + separator + re.sub(r"(password=)[^&#]*", r"\1***", rest)
-
-
 def describe(client: redis.Redis) -> str:
     """Where a client's server is, in words, without secrets."""
     kwargs = client.connection_pool.connection_kwargs
@@ -119,23 +103,6 @@ def describe(client: redis.Redis) -> str:
         return f"unix://{kwargs['path']}"
     scheme = "rediss" if "SSL" in client.connection_pool.connection_class.__name__ else "redis"
     return f"{scheme}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0)}"
-
-
-def celery_url(url: str) -> str:
-    """The same server as a Celery broker URL (kombu spells socket files `redis+socket://`).
-
-    TLS is verified unless the URL says otherwise, as redis-py does by itself; kombu alone would not.
-    A redis-py socket URL carries its password as `unix://[user]:pw@/path` or `?password=`; kombu takes both the same.
-    """
-    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
-        return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
-    if not url.startswith("unix://"):
-        return url
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    query["virtual_host"] = query.pop("db", "0")
-    secret = f":{parts.password}@" if parts.password else ""
-    return f"redis+socket://{secret}{parts.path}?{urlencode(query)}"
 
 
 @contextmanager
@@ -172,8 +139,11 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
         return StoreUnfit(f"{where} is a read-only replica; clawq needs the primary")
     if isinstance(error, _CLUSTER_ERRORS):
         return StoreUnfit(f"{where} is a node of a Redis Cluster that does not own our keys: {text}")
+    if trouble := _tls_trouble(text):
+        return StoreUnfit(f"{where} cannot be trusted with TLS: {trouble}")
     if isinstance(error, redis.TimeoutError):
-        return StoreUnavailable(f"{where} did not answer in time: {text}")
+        hint = " (TLS is asked of it; is this its TLS port?)" if where.find("rediss://") >= 0 else ""
+        return StoreUnavailable(f"{where} did not answer in time: {text}{hint}")
     if isinstance(error, (redis.ConnectionError, redis.BusyLoadingError)):
         return StoreUnavailable(f"{where} cannot be reached: {text}")
     if text.startswith(("MISCONF", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
@@ -185,6 +155,22 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
             "again until that key is deleted"
         )
     return TransportError(f"{where} answered: {text}")
+
+
+def _tls_trouble(text: str) -> str | None:
+    """What is wrong with a server's TLS, in words, from the text of the ssl module; None if that is not it."""
+    if "Hostname mismatch" in text or "IP address mismatch" in text or "doesn't match" in text:
+        return "its certificate is for another host. Use the name that is in the certificate, or have one made for this"
+    if "certificate has expired" in text or "certificate is not yet valid" in text:
+        return "its certificate has expired, or is not valid yet (or a clock is wrong). Have a new one made"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            "its certificate is signed by nobody whom this machine knows. Name the file with the certificate of its "
+            f"authority in {CA_VARIABLE}"
+        )
+    if "[SSL" in text or "SSL:" in text:
+        return f"no TLS can be spoken with it ({text}). Is this its TLS port, and does it want a certificate of ours?"
+    return None
 
 
 def check_server(client: redis.Redis, role: str) -> tuple[int, ...]:
@@ -239,12 +225,6 @@ def memory_left_bytes(client: redis.Redis) -> int | None:
     return max(0, most - int(memory.get("used_memory", 0))) if most else None
 
 
-def is_local(url: str) -> bool:
-    """Whether that server shares its memory with us: a unix socket, or this host by name."""
-    parts = urlsplit(url)
-    return parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1", socket.gethostname())
-
-
 def socket_timeout_s(client: redis.Redis) -> float:
     """The longest wait for a reply of this client."""
     return float(client.connection_pool.connection_kwargs.get("socket_timeout") or 5.0)
@@ -256,14 +236,3 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-def _without_secrets(text: str, url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        secrets = [parts.password, *(v for k, v in parse_qsl(parts.query) if k in _SECRET_ARGUMENTS)]
-    except ValueError:
-        return "it cannot be parsed"
-    for secret in filter(None, secrets):
-        text = text.replace(secret, "***")
-    return text

@@ -18,15 +18,15 @@ from clawq.core import Control
 from clawq.json_text import is_whole, parse_json, parse_object
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import socket_timeout_s, translated
-from clawq.transport.keys import LEARNER, LONGEST_NAME, MOST_READERS, RUNS_KEY, RunKeys, check_name
-from clawq.transport.texts import parse_whole, readable, unreadable
+from clawq.transport.keys import RUNS_KEY, RunKeys, check_name
+from clawq.transport.signing import CONTROL_FIELDS, WRITTEN_FIELDS, ControlSeal
+from clawq.transport.texts import parse_whole, readable
 
-#: Fields of the control record in the order in which actors fetch them.
-CONTROL_FIELDS = ("head", "stop", "window_bytes", "config_epoch", "required")
-#: These the learner writes; `required` is the registry's (clawq.transport.registry).
-WRITTEN_FIELDS = CONTROL_FIELDS[:4]
-#: Events kept per run (approximately).
-_EVENTS_KEPT = 10_000
+#: Events and orders kept per run (approximately).
+_EVENTS_KEPT, _ORDERS_KEPT = 10_000, 1_000
+_PAGE = 1000
+#: What people tell a run's learner to do (clawq.programs.inbox).
+ORDERS = frozenset({"stop_wanted", "tune_wanted", "tune_withdrawn", "quarantine_wanted"})
 #: How long a finished run's control record still says stop, seconds.
 _TOMBSTONE_S = 600
 #: A worker that was silent for so long is forgotten.
@@ -35,41 +35,8 @@ HEARTBEAT_TTL_S = 30.0
 _LARGEST = 2**53
 
 
-def parse_control(values: list[bytes | None]) -> Control | None:
-    """The control record from its fields in the order of CONTROL_FIELDS; None if the learner has not written it.
-
-    Raises RecordUnreadable for what the learner never writes.
-    """
-    head, stop, window_bytes, config_epoch, required = values
-    # A publisher may move `head` before the learner wrote the rest: that alone is no record yet.
-    if window_bytes is None or config_epoch is None:
-        return None
-    try:
-        return Control(
-            parse_whole(head),
-            bool(parse_whole(stop)),
-            parse_whole(window_bytes),
-            parse_whole(config_epoch),
-            _reader_names(required),
-        )
-    except ValueError as error:
-        raise unreadable("the control record", error) from None
-
-
-def _reader_names(text: bytes | None) -> tuple[str, ...]:
-    if not text:
-        return (LEARNER,)
-    # Each is asked for with every send.
-    if len(text) > MOST_READERS * (LONGEST_NAME + 1):
-        raise ValueError("its readers are more than there can be")
-    names = tuple(text.decode().split(","))
-    for name in names:
-        check_name(name)
-    return names
-
-
 class ControlRecord:
-    """What the learner tells all actors of a run.
+    """What the learner tells all actors of a run; sealed where this host has a key (clawq.transport.signing).
 
     Args:
         client: of the data server.
@@ -80,28 +47,38 @@ class ControlRecord:
     def __init__(self, client: redis.Redis, keys: RunKeys, claim: Claim | None = None) -> None:
         self._client: Any = client
         self._key, self._claim = keys.control, claim
+        self._seal = ControlSeal(keys.tag)
 
     def write(self, **fields: int | bool) -> None:
         """Set some of `stop`, `window_bytes`, `config_epoch`, `head`; the others keep their values."""
         unknown = set(fields) - set(WRITTEN_FIELDS)
         if unknown:
             raise TypeError(f"the control record has no field {', '.join(sorted(unknown))}; it has {WRITTEN_FIELDS}")
-        mapping = {name: int(value) for name, value in fields.items()}
-        if self._claim is None:
-            with translated(self._client):
-                self._client.hset(self._key, mapping=mapping)
-            return
-        self._claim.fenced(lambda pipe: pipe.hset(self._key, mapping=mapping))
+        changes = {name: int(value) for name, value in fields.items()}
+
+        def once(pipe: Any) -> bool:
+            if self._claim is not None:
+                self._claim.verify_in(pipe)
+            mapping = self._seal.sealed(pipe.hmget(self._key, CONTROL_FIELDS), changes)
+            pipe.multi()
+            pipe.hset(self._key, mapping=mapping)
+            pipe.execute()
+            return True
+
+        watched(self._client, (self._key,), once)
 
     def read(self) -> Control | None:
         """The record, None if there is none (then actors wait)."""
         with translated(self._client):
-            return parse_control(self._client.hmget(self._key, CONTROL_FIELDS))
+            return self._seal.parse(self._client.hmget(self._key, CONTROL_FIELDS))
 
     def request_stop(self) -> None:
-        """Tell all actors that the run is over. Needs no claim: anybody may stop a run."""
-        with translated(self._client):
-            self._client.hset(self._key, "stop", 1)
+        """Tell all actors that the run is over. Needs no claim: whoever may write the record may stop the run."""
+        unclaimed, self._claim = self._claim, None
+        try:
+            self.write(stop=True)
+        finally:
+            self._claim = unclaimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,26 +203,40 @@ class Event:
 
 
 class Events:
-    """What happened in a run: a bounded stream that anybody appends to."""
+    """What happened in a run: a bounded stream that anybody appends to. An order found in it is none."""
+
+    _kept = _EVENTS_KEPT
 
     def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
         self._client: Any = client
-        self._key = keys.events
+        self._key = self._stream(keys)
+
+    def _stream(self, keys: RunKeys) -> str:
+        return keys.events
+
+    def _takes(self, kind: str) -> bool:
+        return kind not in ORDERS
 
     def append(self, kind: str, **facts: Any) -> str:
         """Add an event; returns its id. An unclear failure may have added it: events are reports, not commands."""
         fields: Any = {"kind": kind, "facts": json.dumps(facts, default=str)}
         with translated(self._client):
-            entry_id = self._client.xadd(self._key, fields, maxlen=_EVENTS_KEPT, approximate=True)
+            entry_id = self._client.xadd(self._key, fields, maxlen=self._kept, approximate=True)
         return bytes(entry_id).decode()
 
     def read(self, after_id: str = "0-0", timeout_s: float = 0.0) -> list[Event]:
         """Up to 1000 events after that id, oldest first; waits at most `timeout_s` for the first one."""
         block_ms = _block_ms(self._client, timeout_s)
-        with translated(self._client):
-            answer = self._client.xread({self._key: after_id}, count=1000, block=block_ms)
-        events = (_event(entry_id, fields) for _, entries in answer or [] for entry_id, fields in entries)
-        return [event for event in events if event is not None]
+        while True:
+            with translated(self._client):
+                answer = self._client.xread({self._key: after_id}, count=_PAGE, block=block_ms)
+            entries = [entry for _, page in answer or [] for entry in page]
+            events = (_event(entry_id, fields) for entry_id, fields in entries)
+            found = [event for event in events if event is not None and self._takes(event.kind)]
+            if found or len(entries) < _PAGE:
+                return found
+            # A page of what is none of ours must not hide what comes after it.
+            after_id, block_ms = bytes(entries[-1][0]).decode(), None
 
     def last(self, count: int) -> list[Event]:
         """The newest events, oldest first."""
@@ -259,6 +250,18 @@ class Events:
         with translated(self._client):
             newest = self._client.xrevrange(self._key, count=1)
         return bytes(newest[0][0]).decode() if newest else "0-0"
+
+
+class Orders(Events):
+    """What people tell a run's learner to do. A stream of its own, since workers may append to the run's events."""
+
+    _kept = _ORDERS_KEPT
+
+    def _stream(self, keys: RunKeys) -> str:
+        return keys.orders
+
+    def _takes(self, kind: str) -> bool:
+        return kind in ORDERS
 
 
 def _event(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
@@ -280,7 +283,7 @@ class Board:
 
     def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
         self._client: Any = client
-        self._key = keys.metrics
+        self._key, self._reaped = keys.metrics, keys.reaped
 
     def write(self, metrics: Mapping[str, float | str]) -> None:
         """Set these; others keep their values."""
@@ -295,11 +298,20 @@ class Board:
         there = {name.encode(): value for name, value in zip(names, raw, strict=True) if value is not None}
         return readable(there, _board_value)
 
-    def read(self) -> dict[str, float | str]:
-        """All numbers and texts by name; what is neither is left out."""
+    def count_reaped(self, reason: str) -> None:
+        """A watchdog ended a process of the run. A key of its own: workers, as whom it acts, may not write the rest."""
         with translated(self._client):
-            raw = self._client.hgetall(self._key)
-        return readable(raw, _board_value)
+            self._client.hincrby(self._reaped, reason, 1)
+
+    def read(self) -> dict[str, float | str]:
+        """All numbers and texts by name, `workers_reaped_total/<reason>` among them; what is neither is left out."""
+        with translated(self._client):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hgetall(self._key)
+            pipe.hgetall(self._reaped)
+            raw, reaped = pipe.execute()
+        counts = {b"workers_reaped_total/" + reason: count for reason, count in reaped.items()}
+        return readable({**raw, **counts}, _board_value)
 
 
 def _board_value(text: bytes) -> float | str:
@@ -385,18 +397,28 @@ class Heartbeats:
             self._client.hdel(self._key, worker)
 
     def read(self) -> dict[str, Heartbeat]:
-        """Workers heard of within the TTL; the silent ones are removed."""
+        """Workers heard of within the TTL."""
+        return self._look()[0]
+
+    def prune(self) -> dict[str, Heartbeat]:
+        """The same; those that were silent for longer are removed."""
+        alive, silent = self._look()
+        if silent:
+            with translated(self._client):
+                self._client.hdel(self._key, *silent)
+        return alive
+
+    def _look(self) -> tuple[dict[str, Heartbeat], list[bytes]]:
+        """(the living, names of the silent)."""
         with translated(self._client):
             now_ms = _server_ms(self._client)
             raw = self._client.hgetall(self._key)
-            beats = {name: _heartbeat(text) for name, text in raw.items()}
-            since_ms = now_ms - self._ttl_s * 1000
-            recent = [(name, beat) for name, beat in beats.items() if beat and beat.time_ms >= since_ms]
-            alive = {name.decode(errors="replace"): beat for name, beat in recent}
-            silent = [name for name, beat in beats.items() if not beat or beat.time_ms < since_ms]
-            if silent:
-                self._client.hdel(self._key, *silent)
-        return alive
+        beats = {name: _heartbeat(text) for name, text in raw.items()}
+        since_ms = now_ms - self._ttl_s * 1000
+        alive = {
+            name.decode(errors="replace"): beat for name, beat in beats.items() if beat and beat.time_ms >= since_ms
+        }
+        return alive, [name for name, beat in beats.items() if not beat or beat.time_ms < since_ms]
 
 
 def _heartbeat(text: bytes) -> Heartbeat | None:
@@ -452,9 +474,11 @@ def end_run(client: redis.Redis, keys: RunKeys, claim: Claim) -> None:
     is lost (ClaimLost), nothing more is touched.
     """
     delete_run(client, keys, claim)
+    stopped = {"stop": 1, "window_bytes": 1, "config_epoch": 0}
 
     def leave_tombstone(pipe: Any) -> None:
-        pipe.hset(keys.control, mapping={"stop": 1, "window_bytes": 1, "config_epoch": 0})
+        mapping = ControlSeal(keys.tag).sealed([None] * len(CONTROL_FIELDS), stopped)
+        pipe.hset(keys.control, mapping=mapping)
         pipe.expire(keys.control, _TOMBSTONE_S)
 
     claim.fenced(leave_tombstone)

@@ -7,8 +7,9 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 
 | name                 | type   | holds                            | bound or TTL             | writer, reader      |
 |----------------------|--------|----------------------------------|--------------------------|---------------------|
-| `control`            | hash   | head, stop, window, config       | 5 fields                 | learner, actors     |
-|                      |        | epoch, names of required readers |                          | and readers         |
+| `control`            | hash   | head, stop, window, config       | 7 fields                 | learner, actors     |
+|                      |        | epoch, names of required readers,|                          | and readers         |
+|                      |        | serial and seal                  |                          |                     |
 | `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`,  | byte budget of the run   | actor, readers      |
 |                      |        | each with its ordinal            |                          |                     |
 | `slots`              | hash   | slot -> JSON of its writer and   | number of slots; swept   | actors, readers     |
@@ -30,7 +31,9 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 | `dead_entries`       | stream | whole entries of dead letters    | 8 MB, newest ones        | learner, people     |
 | `dead_letter_counts` | hash   | reason -> count                  | number of reasons        | learner, people     |
 | `events`             | stream | kind, facts (JSON)               | ~10 000 entries          | anybody, learner    |
+| `orders`             | stream | kind, facts (JSON): stop, tune   | ~1 000 entries           | people, learner     |
 | `metrics`            | hash   | name -> number or text (JSON)    | number of names          | learner, CLI        |
+| `reaped`             | hash   | reason -> processes ended        | number of reasons        | watchdogs, CLI      |
 | `pace`               | hash   | session, window that is decided  | 2 fields                 | coordinator, learner|
 | `heartbeats`         | hash   | worker -> JSON                   | pruned; TTL of the key   | workers, coordinator|
 | `born`               | string | token of this life of the keys   | 16 bytes                 | learner, readers    |
@@ -59,8 +62,10 @@ from dataclasses import dataclass
 
 #: Hash on the broker: run id -> run record.
 RUNS_KEY = "clawq:runs"
-#: Stream on the broker: commands that are not tried any more.
-DEAD_COMMANDS_KEY = "clawq:dead_commands"
+#: Stream on the broker: commands that are not tried any more. Strings there: how often each was begun.
+DEAD_COMMANDS_KEY, ATTEMPTS_PREFIX = "clawq:dead_commands", "clawq:attempts:"
+#: The Celery queue of every worker; the queues of a run begin with it. Celery's keys begin with its prefix.
+QUEUE, CELERY_PREFIX = "clawq", "clawq:c:"
 #: Name of the one required reader that every run has.
 LEARNER = "learner"
 #: Name of the reader that writes a run's archive; it is part of the learner's process, and present when that is.
@@ -80,12 +85,12 @@ def new_tag() -> str:
 
 def queue_name(run_id: str) -> str:
     """Name of the run's Celery queue."""
-    return f"clawq.{check_name(run_id)}"
+    return f"{QUEUE}.{check_name(run_id)}"
 
 
 def attempts_key(command: str) -> str:
     """String on the broker: how often that command was begun. Its id came over the wire: only its digest is used."""
-    return f"clawq:attempts:{hashlib.sha256(command.encode()).hexdigest()[:32]}"
+    return f"{ATTEMPTS_PREFIX}{hashlib.sha256(command.encode()).hexdigest()[:32]}"
 
 
 def check_name(name: str) -> str:
@@ -201,9 +206,19 @@ class RunKeys:
         return self.prefix + "events"
 
     @property
+    def orders(self) -> str:
+        """Stream: what people tell the run's learner to do."""
+        return self.prefix + "orders"
+
+    @property
     def metrics(self) -> str:
         """Hash: newest metrics for the screen."""
         return self.prefix + "metrics"
+
+    @property
+    def reaped(self) -> str:
+        """Hash: reason -> how many processes watchdogs ended."""
+        return self.prefix + "reaped"
 
     @property
     def pace(self) -> str:

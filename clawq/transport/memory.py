@@ -19,10 +19,10 @@ import numpy as np
 from clawq.core import Control, Entry, Weights
 from clawq.errors import ClaimHeld, FragmentTooLarge, StreamRejected, TransportError, WeightsCorrupt, WeightsGone
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
-from clawq.transport.control import WRITTEN_FIELDS
 from clawq.transport.keys import LEARNER
 from clawq.transport.registry import ReaderRecord
 from clawq.transport.retained import EntryId, Retained, slowest
+from clawq.transport.signing import WRITTEN_FIELDS
 from clawq.transport.stream import parse_id, parse_ids
 from clawq.transport.trimming import room
 

@@ -1,8 +1,8 @@
 """Embedded Redis: find a server binary, run a broker and a data server, and never leave one behind.
 
 Every setting is passed by argv (a secret by stdin), no redis.conf of the system is read. The broker keeps an
-append-only file in the given folder; the data server is volatile. Both listen on unix sockets (or, when other hosts
-must reach them, on TCP with a random password), refuse to evict keys and use glibc's allocator as measured best.
+append-only file in the given folder; the data server is volatile. Both listen on unix sockets or, for other hosts, on
+TCP (clawq.transport.listening), refuse to evict keys and use glibc's allocator as measured best.
 
 Lifetime: the servers are children of this process. A starter process asks the kernel to kill it when the thread that
 started it ends (Linux), checks that its parent is still there, and only then becomes the server; the thread that starts
@@ -32,6 +32,7 @@ import redis
 from clawq.errors import StoreUnavailable, UserError
 from clawq.registry import TAG_VARIABLE, Record, Registration, Registry, describe
 from clawq.transport.client import connect
+from clawq.transport.listening import Address, Tcp
 
 #: Oldest version taken from PATH; the one named by CLAWQ_REDIS_SERVER may be as old as 6.2.
 _PATH_VERSION = (7, 0)
@@ -126,11 +127,21 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
     return tuple(int(part) for part in match.groups()) if match else None
 
 
+def speaks_tls(path: Path) -> bool:
+    """Whether a server was built with TLS: then it ends because this certificate is none."""
+    command = [str(path), "-", "--port", "0", "--tls-port", "1", "--tls-cert-file", os.devnull, "--save", ""]
+    try:
+        done = subprocess.run(command, input=b"", capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"Failed to configure TLS" in done.stdout + done.stderr
+
+
 class EmbeddedRedis:
     """A broker and a data server of our own. Made by `start`; ends with `stop`, or with this process.
 
     Attributes:
-        broker_url: URL of the broker (`unix://`, or `redis://` with a password when started with `tcp`).
+        broker_url: URL of the broker (`unix://`, or `redis://` and `rediss://` when started with `tcp`).
         data_url: URL of the data server.
         processes: the two server processes, broker first.
     """
@@ -147,27 +158,38 @@ class EmbeddedRedis:
         self._records: list[Record] = []
 
     @classmethod
-    def start(cls, folder: Path, data_memory_mb: int, tcp: bool = False) -> "EmbeddedRedis":
+    def start(cls, folder: Path, data_memory_mb: int, tcp: Tcp | None = None) -> "EmbeddedRedis":
         """Start both servers and wait until they answer.
 
         Args:
             folder: made if missing; keeps the broker's append-only file and both logs.
             data_memory_mb: maxmemory of the data server.
-            tcp: listen on all interfaces with a random password, instead of on unix sockets.
+            tcp: how to listen on TCP, instead of on unix sockets.
 
         Raises:
-            UserError: no server binary, or the folder cannot be used.
+            UserError: no server binary, or none with TLS where that is wanted; or folder or port cannot be used.
             StoreUnavailable: a server did not come up; the text has the end of its log.
         """
         binary = find_server()
+        if tcp is not None and tcp.tls is not None and not speaks_tls(binary.path):
+            raise UserError(
+                f"the Redis server {binary.path} ({binary.source}) was built without TLS. Install one that has it "
+                "(`apt install redis-server`), or name one by CLAWQ_REDIS_SERVER=/path/to/redis-server"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"the folder for Redis cannot be made: {error}") from None
         sweep_socket_folders()
         sockets = Path(tempfile.mkdtemp(prefix=f"clawq-{os.getuid()}-{os.getpid()}-", dir=_socket_root()))
-        broker = _Address.choose(sockets / "b", tcp)
-        data = _Address.choose(sockets / "d", tcp)
+        try:
+            broker, data = (
+                Address.socket(sockets / role[0]) if tcp is None else Address.tcp(tcp, role)
+                for role in ("broker", "data")
+            )
+        except BaseException:
+            shutil.rmtree(sockets, ignore_errors=True)
+            raise
         servers = cls(broker.url, data.url, sockets)
         commands = [
             (_command(binary, folder, "broker", _BROKER_MEMORY_MB, broker), broker),
@@ -199,7 +221,7 @@ class EmbeddedRedis:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _own(self, commands: list[tuple[list[str], "_Address"]], folder: Path) -> None:
+    def _own(self, commands: list[tuple[list[str], "Address"]], folder: Path) -> None:
         """Body of the thread that starts the servers and lives as long as they do."""
         try:
             for command, address in commands:
@@ -216,36 +238,7 @@ class EmbeddedRedis:
             Registry().remove(record.tag)
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """Where one server listens."""
-
-    arguments: tuple[str, ...]
-    url: str
-    password: str = ""
-
-    @classmethod
-    def choose(cls, path: Path, tcp: bool) -> "_Address":
-        if not tcp:
-            return cls(("--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700"), f"unix://{path}?db=0")
-        password = secrets.token_urlsafe(24)
-        with socket.create_server(("", 0)) as probe:
-            port = probe.getsockname()[1]
-        arguments = ("--port", str(port), "--bind", "*", "--protected-mode", "no")
-        return cls(arguments, f"redis://:{password}@{_host_name()}:{port}/0", password)
-
-
-def _host_name() -> str:
-    """A name of this host that other hosts may know; localhost if it does not even resolve here."""
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return "localhost"
-    return name
-
-
-def _command(binary: ServerBinary, folder: Path, name: str, memory_mb: int, address: _Address) -> list[str]:
+def _command(binary: ServerBinary, folder: Path, name: str, memory_mb: int, address: Address) -> list[str]:
     append_only = ["--appendonly", "yes", "--appendfsync", "everysec", "--appendfilename", "broker.aof"]
     return [
         *(str(binary.path), "-", *address.arguments),
@@ -258,7 +251,7 @@ def _command(binary: ServerBinary, folder: Path, name: str, memory_mb: int, addr
     ]
 
 
-def _spawn(command: list[str], address: _Address, folder: Path) -> "tuple[subprocess.Popen[bytes], Record | None]":
+def _spawn(command: list[str], address: Address, folder: Path) -> "tuple[subprocess.Popen[bytes], Record | None]":
     tag = secrets.token_hex(16)
     starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid()), *command]
     process = subprocess.Popen(
@@ -276,9 +269,9 @@ def _spawn(command: list[str], address: _Address, folder: Path) -> "tuple[subpro
     if record is not None:
         Registry().add(record)
     assert process.stdin is not None
-    # argv is visible to every user of the host, so the password goes in by stdin, as configuration.
+    # argv is visible to every user of the host, so a password goes in by stdin, as configuration.
     try:
-        process.stdin.write(f"requirepass {address.password}\n".encode() if address.password else b"\n")
+        process.stdin.write(f"{address.secret}\n".encode())
         process.stdin.close()
     except BrokenPipeError:
         pass  # it died at once; the wait for its answer tells why

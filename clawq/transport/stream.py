@@ -36,8 +36,8 @@ from clawq.json_text import is_whole, parse_object
 from clawq.transport.claims import Claim
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
-from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.signing import CONTROL_FIELDS, ControlSeal
 from clawq.transport.texts import parse_cursor
 
 #: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
@@ -73,6 +73,7 @@ class StreamWriter:
         self._unread: deque[tuple[int, int]] = deque()
         self._unread_bytes = 0
         self._closed = False
+        self._seal = ControlSeal(keys.tag)
 
     @classmethod
     def open(
@@ -183,7 +184,7 @@ class StreamWriter:
         taken = min(map(_taken, cursors))
         while self._unread and (self._epoch, self._unread[0][0]) <= taken:
             self._unread_bytes -= self._unread.popleft()[1]
-        record = parse_control(control)
+        record = self._seal.parse(control)
         if record is not None:
             self._required = record.required
         return record

@@ -7,8 +7,9 @@ moves the head in the control record and unlinks what is no longer kept. A crash
 runs out; nobody can see half of it. A publisher that lost its claim changes nothing.
 
 A reader gets a version by one HMGET (large ones by several: the hash never changes) and verifies length and digest.
-Versions that go out of the newest K while somebody wants them give WeightsGone: read the head again. Pinned versions
-are kept.
+Where this host has a key, a version carries a seal beside its meta, which names version and digest; readers with the
+key take nothing that has no right one (clawq.transport.signing). Versions that go out of the newest K while somebody
+wants them give WeightsGone: read the head again. Pinned versions are kept.
 """
 
 import hashlib
@@ -23,12 +24,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from clawq.core import Weights
-from clawq.errors import TransportError, WeightsCorrupt, WeightsGone
+from clawq.errors import SignatureInvalid, TransportError, WeightsCorrupt, WeightsGone
 from clawq.json_text import is_whole, parse_object
 from clawq.transport.claims import Claim, watched
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
 from clawq.transport.pins import Pins
+from clawq.transport.signing import CONTROL_FIELDS, ControlSeal, host_seal
 from clawq.transport.texts import parse_whole, readable, unreadable
 
 #: Size of one hash field.
@@ -38,6 +40,8 @@ _CHUNKS_AT_ONCE = 16
 #: Weights that are larger, or say more of themselves, are none of ours: refused before they are fetched.
 MAX_WEIGHTS_BYTES, _MOST_META_BYTES = 4_000_000_000, 1_000_000
 _STAGING_TTL_S = 600
+#: What a seal of weights is one of.
+_KIND = "weights"
 #: A reader that always comes too late for the head gives up after so many tries.
 _FETCH_ATTEMPTS = 20
 
@@ -58,6 +62,7 @@ class WeightsPublisher:
         self._client: Any = client
         self._keys, self._claim, self._keep = keys, claim, keep
         self._pins = Pins(client, keys)
+        self._seal, self._control_seal = host_seal(), ControlSeal(keys.tag)
 
     def publish(
         self,
@@ -128,13 +133,14 @@ class WeightsPublisher:
                 pipe = self._client.pipeline(transaction=False)
                 for number, chunk in enumerate(chunks[first : first + _CHUNKS_AT_ONCE], first):
                     pipe.hset(staging, f"c{number}", chunk)
-                pipe.hset(staging, "meta", meta)
+                pipe.hset(staging, mapping={"meta": meta, **self._seal.fields(_KIND, self._keys.tag, meta.encode())})
                 pipe.expire(staging, _STAGING_TTL_S)
                 pipe.execute()
 
     def _move(self, pipe: Any, staging: str, version: int, meta: bytes, pin: str | None) -> bool:
         """The MULTI: everything that makes a version visible. False if exactly this is published already."""
         self._claim.verify_in(pipe)
+        control = pipe.hmget(self._keys.control, CONTROL_FIELDS)
         head, pinned, kept = self._standing(pipe)
         if version == head and pipe.hget(self._keys.weights(version), "meta") == meta:
             # An earlier try whose answer was lost; the digest in the meta says that the content is the same.
@@ -146,7 +152,7 @@ class WeightsPublisher:
         pipe.rename(staging, self._keys.weights(version))
         pipe.persist(self._keys.weights(version))
         pipe.zadd(self._keys.versions, {str(version): version})
-        pipe.hset(self._keys.control, "head", version)
+        pipe.hset(self._keys.control, mapping=self._control_seal.sealed(control, {"head": version}))
         if pin is not None:
             pipe.hset(self._keys.pins, pin, version)
         if old:
@@ -181,6 +187,7 @@ class WeightsReader:
     def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
         self._client: Any = client
         self._keys = keys
+        self._seal = host_seal()
 
     def head(self) -> int:
         """The newest published version, 0 if there is none."""
@@ -223,10 +230,15 @@ class WeightsReader:
         return _assemble(facts, chunks[: facts["chunks"]], version)
 
     def _chunks(self, version: int, first: int) -> tuple[bytes | None, list[bytes | None]]:
-        """The meta and the next few chunks, by one command."""
-        names = ["meta", *(f"c{number}" for number in range(first, first + _CHUNKS_AT_ONCE))]
+        """The meta and the next few chunks, by one command. WeightsCorrupt if they are not sealed as they must be."""
+        names = ["meta", "seal", *(f"c{number}" for number in range(first, first + _CHUNKS_AT_ONCE))]
         with translated(self._client):
-            meta, *chunks = self._client.hmget(self._keys.weights(version), names)
+            meta, seal, *chunks = self._client.hmget(self._keys.weights(version), names)
+        if meta is not None:
+            try:
+                self._seal.check(seal, _KIND, self._keys.tag, meta)
+            except SignatureInvalid as error:
+                raise WeightsCorrupt(f"weights version {version} are refused: {error}") from None
         return meta, chunks
 
 

@@ -72,9 +72,7 @@ class Fence:
             for tag in self._runs():
                 keys = RunKeys(tag)
                 Events(data, keys).append("reaped", **facts)
-                name = f"workers_reaped_total/{facts['reason']}"
-                count = Board(data, keys).pick([name]).get(name, 0)
-                Board(data, keys).write({name: float(count) + 1})
+                Board(data, keys).count_reaped(str(facts["reason"]))
                 if self._record.role == "worker":
                     Heartbeats(data, keys).leave(str(self._record.facts.get("name", "")))
 

@@ -20,7 +20,7 @@ from clawq.procfs import Identity, ancestors, boot_id, environ, own_pids, uss_mb
 from clawq.registry import ENDED_IN_ORDER, TAG_VARIABLE, Record, Registry, carriers, environments
 from clawq.transport.client import connect, translated
 from clawq.transport.control import Heartbeats, RunRegistry
-from clawq.transport.keys import queue_name
+from clawq.transport.keys import CELERY_PREFIX, queue_name
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.gpu import gpu_use
 from clawq.watchdog.policy import Policy
@@ -30,8 +30,6 @@ from clawq.watchdog.snapshot import GpuUse, Seen, Snapshot
 MEMORY_S, GPU_S = 30.0, 60.0
 #: How long Redis has for an answer, seconds.
 ANSWER_S = 1.0
-#: What Celery puts before the names of its queues (clawq.control.queues, which is above us).
-_QUEUE_PREFIX = "clawq:c:"
 #: States of a run in which workers serve it.
 _ACTIVE = ("starting", "running")
 
@@ -177,7 +175,7 @@ def _served(record: Record) -> Served:
         only = set(record.facts.get("runs") or ())
         runs = [run for run in RunRegistry(broker).list() if run.state in _ACTIVE and (not only or run.run_id in only)]
         with translated(broker):
-            waiting = sum(int(broker.llen(_QUEUE_PREFIX + queue_name(run.run_id))) for run in runs)
+            waiting = sum(int(broker.llen(CELERY_PREFIX + queue_name(run.run_id))) for run in runs)
         name = record.facts.get("name")
         return Served(waiting, any(name not in Heartbeats(data, run.keys).read() for run in runs))
 

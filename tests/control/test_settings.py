@@ -1,6 +1,7 @@
 """What a worker reads from its own host."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,10 +69,21 @@ def test_a_bare_celery_worker_tells_a_mistake_in_one_line() -> None:
 
 @pytest.mark.parametrize("worker", ["w1", "name with spaces", "ünïcode", "a/b:c", "x" * 300, "-"])
 def test_slot_names_can_stand_in_keys_and_file_names(worker: str) -> None:
-    name = slot_name(worker, 3, host="host")
+    name = slot_name(worker, 3, place="host")
     assert NAME_PATTERN.fullmatch(name)
     assert "/" not in name
     assert name.endswith("-3")
+
+
+def test_slots_are_named_after_the_acl_user_whose_streams_they_are(tmp_path: Path) -> None:
+    def place(url: str) -> str:
+        env = {"CLAWQ_BROKER_URL": url, "CLAWQ_DATA_URL": url, "CLAWQ_STATE_DIR": str(tmp_path)}
+        return HostSettings.from_host(env).place
+
+    assert place("rediss://arm-1:pw@h/0") == "arm-1"
+    assert slot_name("x" * 300, 3, place="arm-1").startswith("arm-1-")
+    for nobody in ("redis://h/0", "redis://:pw@h/0", "redis://learner:pw@h/0", "unix:///s?db=0"):
+        assert place(nobody) == socket.gethostname().partition(".")[0]
 
 
 def test_two_bare_celery_workers_do_not_share_slots() -> None:
@@ -91,8 +103,8 @@ def test_C16_windows_gets_threads_and_prefork_is_refused_there_with_the_reason()
 
 
 def test_C16_a_bare_celery_worker_on_windows_uses_threads() -> None:
-    assert make_app("redis://x", platform="win32").conf.worker_pool == "threads"
-    assert make_app("redis://x", platform="linux").conf.worker_pool == "prefork"
+    assert make_app("redis://localhost", platform="win32").conf.worker_pool == "threads"
+    assert make_app("redis://localhost", platform="linux").conf.worker_pool == "prefork"
 
 
 def test_importing_the_app_and_all_that_a_worker_needs_loads_neither_torch_nor_a_simulator() -> None:

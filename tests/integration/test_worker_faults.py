@@ -14,10 +14,10 @@ from kombu.connection import Connection
 from processes import outliving
 
 from clawq.control.queues import KEY_PREFIX
-from clawq.transport.client import celery_url
 from clawq.transport.codec import decode
 from clawq.transport.control import RunRecord
 from clawq.transport.stream import PAYLOAD_FIELD
+from clawq.transport.urls import celery_url
 from clawq.types import Fragment
 
 if TYPE_CHECKING:

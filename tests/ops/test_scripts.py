@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = [*sorted(path for path in (ROOT / "ops").iterdir() if path.is_file()), ROOT / ".ci" / "run"]
+SCRIPTS = [
+    *sorted(path for path in (ROOT / "ops").iterdir() if path.is_file()),
+    ROOT / ".ci" / "run",
+]
 
 
 @pytest.fixture
@@ -119,3 +122,32 @@ def test_with_the_libraries_there_nothing_is_installed(copy: Path, bare: dict[st
     told = run(copy / "ops" / "setup-rendering", **bare)
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
     assert not (copy / "calls").exists()
+
+
+def test_without_root_a_redis_with_tls_is_named_and_the_tests_go_on(copy: Path, bare: dict[str, str]) -> None:
+    told = run(copy / "ops" / "setup-tls", **bare, REDIS_WITH_TLS=str(copy / "missing"))
+    assert told.returncode == 0
+    assert "sudo apt install redis-tools" in told.stderr
+    assert not (copy / "calls").exists()
+
+
+def test_where_a_redis_with_tls_cannot_be_installed_it_is_told_once_and_not_tried_again(
+    copy: Path, bare: dict[str, str]
+) -> None:
+    program(copy / "bin" / "id", "echo 0")
+    program(copy / "bin" / "timeout", 'shift; exec "$@"')
+    program(copy / "bin" / "apt-get", 'echo "$@" >> "$CALLS"; exit 100')
+    for name in ("mkdir", "touch"):
+        (copy / "bin" / name).symlink_to(str(shutil.which(name)))
+    told, again = (run(copy / "ops" / "setup-tls", **bare, REDIS_WITH_TLS=str(copy / "missing")) for _ in range(2))
+    assert (told.returncode, again.returncode) == (0, 0)
+    assert "could not install redis-tools; the tests of TLS will be skipped" in told.stderr
+    assert len((copy / "calls").read_text().splitlines()) == 2
+
+
+def test_a_redis_with_tls_that_is_there_is_used_by_the_tests_alone(copy: Path) -> None:
+    program(copy / "there", "exit 0")
+    (copy / ".venv").mkdir()
+    told = run(copy / "ops" / "setup-tls", REDIS_WITH_TLS=str(copy / "there"))
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    assert (copy / ".venv" / "redis-tls" / "redis-server").resolve() == copy / "there"

@@ -76,7 +76,7 @@ def test_what_a_crash_cost_is_said(tmp_path: Path, data_client: redis.Redis, run
     assert said == ["archive: segment-000000000001.clq: a torn end of 16 bytes was cut off"]
     # And trimming waits for it: what the learner has checkpointed is kept until it is archived too
     nothing = cast(Any, None)
-    wires = Wires(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, archiver=archiver)
+    wires = Wires(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, archiver=archiver)
     link = Link(wires, Control(0, False, 1, 1), 1_000_000)
     link.checkpointed({"w-0": "1-9", "w-1": "1-5"})
     assert link._beside() == {"archive": {"w-0": "1-1"}}

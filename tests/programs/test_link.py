@@ -17,7 +17,7 @@ def test_weights_that_an_evaluation_wants_are_sent_whatever_comes_after(data_cli
     claim = Claim.take(data_client, keys.claim("learner"), "test", 60)
     ControlRecord(data_client, keys, claim).write(stop=False, window_bytes=1, config_epoch=1)
     publisher = WeightsPublisher(data_client, keys, claim)
-    wires: Any = Wires(claim, publisher, nothing, nothing, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+    wires: Any = Wires(claim, publisher, nothing, nothing, nothing, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
     link = Link(wires, Control(head=0, stop=False, window_bytes=1, config_epoch=1), 1)
     for version, pin in ((1, None), (2, "wanted-training"), (3, None), (4, "wanted-training"), (5, None), (6, None)):
         link.publish(Outgoing(version, {"w": np.array([version])}, version, {}, pin))

@@ -15,7 +15,7 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import connect
-from clawq.transport.control import ControlRecord, Events, RunRegistry, delete_run
+from clawq.transport.control import ControlRecord, Events, Orders, RunRegistry, delete_run
 from clawq.transport.server import EmbeddedRedis
 
 Eventually = Callable[..., None]
@@ -57,11 +57,12 @@ def test_a_killed_coordinator_is_started_again_and_a_lost_entry_written_again(
 def test_what_an_earlier_session_was_told_is_no_word_to_this_one(redis_servers: EmbeddedRedis, tmp_path: Path) -> None:
     run = make_run(tmp_path, "r2")
     with open_session(run, redis_servers.broker_url, redis_servers.data_url, Spawner()) as first:
-        assert first.after_event == "0-0"
-        told = Events(first.data, first.keys).append("stop_wanted")
+        assert first.after == ("0-0", "0-0")
+        happened = Events(first.data, first.keys).append("lease")
+        told = Orders(first.data, first.keys).append("stop_wanted")
     with session(redis_servers, run) as second:
-        assert second.after_event == told
-        assert Events(second.data, second.keys).read(second.after_event) == []
+        assert second.after == (happened, told)
+        assert Orders(second.data, second.keys).read(told) == []
 
 
 def test_a_name_that_another_living_run_has_is_refused(redis_servers: EmbeddedRedis, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
 from clawq.transport.codec import encode
-from clawq.transport.control import Events, RunRecord, delete_run
+from clawq.transport.control import Events, Orders, RunRecord, delete_run
 from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
@@ -163,7 +163,7 @@ class Desk:
 
     def abandon(self, trainer: Trainer) -> None:
         """What is left in Redis and on disk when a learner is killed; the next session heeds later events only."""
-        self.session.after_event = Events(self.data, self.keys).newest_id()
+        self.session.after = (Events(self.data, self.keys).newest_id(), Orders(self.data, self.keys).newest_id())
         trainer.parts.consumer.close()
         assert trainer.parts.link.stop(5.0)
 
@@ -591,7 +591,8 @@ def test_a_buffer_in_which_a_rest_could_keep_the_next_fragment_out_is_refused(de
 def ask(desk: Desk, trainer: Trainer, **command: Any) -> dict[str, Any]:
     """Send a quarantine command to a trainer; the facts of its answer."""
     events, request = Events(desk.data, desk.keys), f"{time.monotonic_ns()}"
-    last = events.append("quarantine_wanted", request=request, **command)
+    last = events.newest_id()
+    Orders(desk.data, desk.keys).append("quarantine_wanted", request=request, **command)
     found: list[dict[str, Any]] = []
 
     def is_answered() -> bool:

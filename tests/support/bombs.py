@@ -32,7 +32,7 @@ from clawq.errors import (
 )
 from clawq.programs.schedule import end_line, read_schedule
 from clawq.replay.snapshot import load_manifest, manifest_name
-from clawq.transport import codec, control, segment_index, segments, stream, weights
+from clawq.transport import codec, control, segment_index, segments, signing, stream, weights
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -97,9 +97,9 @@ def records(folder: Path) -> None:
         assert stream.parse_trimmed(text) == ((0, 0), 0)
         assert stream.parse_ordinal(text) == 0
         for position in range(4):
-            fields: list[bytes | None] = [b"1"] * 5
+            fields: list[bytes | None] = [b"1"] * len(signing.CONTROL_FIELDS)
             fields[position] = text
-            refused(text[:20], RecordUnreadable, control.parse_control, fields)
+            refused(text[:20], RecordUnreadable, signing.ControlSeal("0" * 32, signing.NoSeal()).parse, fields)
         refused(text[:20], WeightsCorrupt, weights._facts, text, 3)
         name = manifest_name(0, text)
         (folder / name).write_bytes(text)

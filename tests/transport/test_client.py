@@ -1,26 +1,19 @@
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
-from kombu.connection import Connection
 from redis.connection import PythonRespSerializer
 
 from clawq.errors import ClawqError, RecordUnreadable, StoreFull, StoreUnavailable, StoreUnfit, TransportError
 from clawq.transport.client import (
-    celery_url,
     check_server,
     connect,
     max_memory_bytes,
-    redact,
     translate,
     translated,
 )
@@ -111,24 +104,6 @@ def test_a_wrong_password_is_told_without_any_password(own_servers: EmbeddedRedi
     admin.close()
 
 
-passwords = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=12, max_size=30)
-
-
-@given(passwords)
-def test_a_password_never_shows_in_a_redacted_url(password: str) -> None:
-    spelled = quote(password, safe="")
-    for url in (f"redis://:{spelled}@h:1/0", f"rediss://user:{spelled}@h/0", f"unix:///s?db=0&password={spelled}"):
-        shown = redact(url)
-        assert spelled not in shown
-        assert password not in shown
-        assert "***" in shown
-
-
-def test_a_url_without_password_is_shown_as_it_is() -> None:
-    for url in ("redis://host:6379/0", "unix:///run/x/d?db=0", "redis://user@host:1/2"):
-        assert redact(url) == url
-
-
 def test_exceptions_become_ours_by_what_the_caller_can_do() -> None:
     cases: list[tuple[Exception, type[ClawqError]]] = [
         (redis.ConnectionError("refused"), StoreUnavailable),
@@ -147,27 +122,6 @@ def test_exceptions_become_ours_by_what_the_caller_can_do() -> None:
         assert type(translate(error)) is expected, error
     with pytest.raises(ZeroDivisionError), translated():
         raise ZeroDivisionError
-
-
-def test_a_server_that_cannot_be_reached_by_celery_is_spelled_its_way() -> None:
-    assert celery_url("redis://:pw@h:1/0") == "redis://:pw@h:1/0"
-    assert celery_url("unix:///run/b?db=0") == "redis+socket:///run/b?virtual_host=0"
-    assert celery_url("unix://:p%40w@/run/b?db=2") == "redis+socket://:p%40w@/run/b?virtual_host=2"
-
-
-@pytest.mark.parametrize(
-    ("url", "reqs"),
-    [
-        ("rediss://:pw@h:1/0", ssl.CERT_REQUIRED),
-        ("rediss://:pw@h:1/0?ssl_ca_certs=/ca.pem", ssl.CERT_REQUIRED),
-        ("rediss://h?ssl_cert_reqs=none", ssl.CERT_NONE),
-    ],
-)
-def test_celery_verifies_tls_unless_the_url_says_otherwise(url: str, reqs: ssl.VerifyMode) -> None:
-    connect_celery: Any = Connection
-    with connect_celery(celery_url(url)) as connection:
-        assert connection.ssl["ssl_cert_reqs"] == reqs
-        assert connection.hostname == "h"
 
 
 def test_large_values_are_written_without_copies_and_come_back(data_client: redis.Redis, run_keys: object) -> None:

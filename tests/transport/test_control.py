@@ -106,6 +106,8 @@ def test_silent_workers_are_forgotten_by_the_servers_clock(data_client: redis.Re
     # A reader with another patience: everything is older than 0 s one call later.
     impatient = Heartbeats(data_client, run_keys, ttl_s=-1.0)
     assert impatient.read() == {}
+    assert data_client.hlen(run_keys.heartbeats) == 1, "who only looks changes nothing"
+    assert impatient.prune() == {}
     assert data_client.hlen(run_keys.heartbeats) == 0
     beats.beat(Heartbeat("w1", 1, 0, "h", 7))
     assert 0 < int(data_client.pttl(run_keys.heartbeats)) <= 300_000

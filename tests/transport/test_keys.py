@@ -29,7 +29,9 @@ def every_key(keys: RunKeys) -> dict[str, str]:
         "dead_entries": keys.dead_entries,
         "dead_letter_counts": keys.dead_letter_counts,
         "events": keys.events,
+        "orders": keys.orders,
         "metrics": keys.metrics,
+        "reaped": keys.reaped,
         "pace": keys.pace,
         "heartbeats": keys.heartbeats,
     }

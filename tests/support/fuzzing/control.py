@@ -1,9 +1,9 @@
-"""The control record, as actors read it: five fields, parted by a byte that no field holds."""
+"""The control record, as actors read it: seven fields, parted by a byte that no field holds."""
 
 from clawq.errors import RecordUnreadable
 from clawq.json_text import LARGEST
-from clawq.transport.control import CONTROL_FIELDS, parse_control
 from clawq.transport.keys import LEARNER, MOST_READERS, RunKeys
+from clawq.transport.signing import CONTROL_FIELDS, ControlSeal, NoSeal
 from fuzzing import check_text
 
 _KEYS = RunKeys("0" * 32)
@@ -15,7 +15,7 @@ def one_input(data: bytes) -> None:
     given: list[bytes | None] = [part or None for part in data.split(_BETWEEN)[: len(CONTROL_FIELDS)]]
     values = given + [None] * (len(CONTROL_FIELDS) - len(given))
     try:
-        control = parse_control(values)
+        control = ControlSeal(_KEYS.tag, NoSeal()).parse(values)
     except RecordUnreadable as error:
         check_text(error)
         return
@@ -26,7 +26,8 @@ def one_input(data: bytes) -> None:
     for reader in control.required:
         _KEYS.cursors(reader)
     again = [control.head, int(control.stop), control.window_bytes, control.config_epoch, ",".join(control.required)]
-    assert parse_control([str(value).encode() for value in again]) == control
+    written = [*(str(value).encode() for value in again), None, None]
+    assert ControlSeal(_KEYS.tag, NoSeal()).parse(written) == control
 
 
 def seeds() -> list[bytes]:
