@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -113,6 +114,14 @@ def _in_use(name: str) -> bool:
         except (psutil.Error, OSError):
             continue
     return False
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """A test that ran one of our programs in this process leaves the next one with all floating-point numbers."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,8 @@ def end(kennel: "Kennel", quick: Policy, record: Record) -> Outcome:
 
 
 def test_one_that_is_ours_is_killed_with_its_evidence_kept(kennel: "Kennel", quick: Policy, alive: Alive) -> None:
-    child = kennel.child("def spinning():\n    while True: pass\n" + DEAF.replace("time.sleep(600)", "spinning()"))
+    deaf = DEAF.replace("time.sleep(600)", "").replace("; ", "\n    ")
+    child = kennel.child(f"def spinning():\n    {deaf}\n    while True: pass\nspinning()")
     outcome = end(kennel, quick, kennel.record(child))
     assert (outcome.ended, outcome.dead) == (True, True)
     assert outcome.signals == ("SIGTERM", "SIGCONT", "SIGKILL"), "one that ignores SIGTERM gets SIGKILL"
