@@ -154,7 +154,7 @@ def broker_rights(user: str) -> list[Grant]:
     return [
         Grant((*_CONNECTION, *listing, *keeping), own, own),
         Grant(("hget", "hvals"), (RUNS_KEY,)),
-        Grant(("incr", "expire", "unlink"), (attempts,), (attempts,)),
+        Grant(("incrby", "expire", "unlink"), (attempts,), (attempts,)),
         Grant(("xadd",), writes=(DEAD_COMMANDS_KEY,)),
     ]
 

@@ -113,7 +113,7 @@ def test_the_whole_system_runs_under_users_and_tells_nobody_their_passwords(
         assert (status_code, left) == (0, []), command.output
     assert guarded.refusals() == []
     report = home.report("guarded")
-    assert report["env_steps"] >= 2000
+    assert (report["numbers"]["env_steps"] >= 2000, report["incomplete"]) == (True, False)
     assert guarded.admin["data"].keys("clawq:*:s:*") == []
     outputs = "\n".join(command.output for command in home.started)
     assert MARK not in seen + outputs

@@ -1,5 +1,6 @@
 """Who may do what: the table, as Redis itself judges it."""
 
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ import redis
 from guarded import Guarded
 
 from clawq.errors import StoreUnfit, UserError
+from clawq.procfs import Identity
+from clawq.registry import Record
 from clawq.transport import keys as keys_module
 from clawq.transport.acl import acl_files, check_workers, make_passwords, read_passwords
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
 from clawq.transport.client import translated
+from clawq.transport.commands import Commands
 from clawq.transport.control import (
     Board,
     ControlRecord,
@@ -36,6 +40,7 @@ from clawq.transport.restarts import bear
 from clawq.transport.rights import broker_keys, broker_rights, data_keys, data_rights
 from clawq.transport.stream import StreamWriter
 from clawq.transport.weights import WeightsPublisher, WeightsReader
+from clawq.watchdog.fence import Fence
 
 ROOT = Path(__file__).parents[2]
 K = RunKeys("ab" * 16)
@@ -119,12 +124,12 @@ TABLE: list[tuple[str, str, bool, tuple[str, ...]]] = [
     ],
     ("arm-1", "broker", True, ("BRPOP", f"{C}clawq.run-1", f"{C}clawq.run-1\x06\x163", "1")),
     ("arm-1", "broker", True, ("HGET", RUNS_KEY, "run")),
-    ("arm-1", "broker", True, ("INCR", attempts_key("c"))),
+    ("arm-1", "broker", True, ("INCRBY", attempts_key("c"), "1")),
     ("arm-1", "broker", True, ("EXPIRE", attempts_key("c"), "60")),
     ("arm-1", "broker", True, ("UNLINK", attempts_key("c"))),
     ("arm-1", "broker", True, ("XADD", DEAD_COMMANDS_KEY, "*", "reason", "garbage")),
     ("arm-1", "broker", False, ("UNLINK", DEAD_COMMANDS_KEY)),
-    ("arm-1", "broker", False, ("INCR", "anything")),
+    ("arm-1", "broker", False, ("INCRBY", "anything", "1")),
     ("viewer", "broker", True, ("XREVRANGE", DEAD_COMMANDS_KEY, "+", "-")),
     ("viewer", "broker", False, ("UNLINK", attempts_key("c"))),
     ("learner", "broker", True, ("LPUSH", f"{C}clawq.run-1", "x")),
@@ -216,6 +221,43 @@ def test_a_workers_rights_are_enough_for_its_slots_and_for_nothing_of_others(gua
             worker.execute_command(*words)
     assert learner.hget(keys.control, "stop") == b"0"
     for client in (worker, learner):
+        client.close()
+
+
+def test_a_workers_rights_are_enough_for_the_watchdog_that_ends_its_actor(guarded: Guarded) -> None:
+    keys, worker, learner = RunKeys(new_tag()), guarded.client("arm-1"), guarded.client("learner")
+    Events(learner, keys).append("lease")
+    writer = StreamWriter.open(worker, keys, "arm-1-w1-0", "test")
+    guarded.admin["data"].acl_log_reset()
+    env, identity = guarded.env("arm-1"), Identity.of(os.getpid())
+    assert identity is not None
+    urls = (env["CLAWQ_BROKER_URL"], env["CLAWQ_DATA_URL"])
+    fence = Fence(Record("ab" * 16, identity, "actor", run=keys.tag, urls=urls), "slot:arm-1-w1-0")
+    assert "was seized" in fence.seize()
+    assert len(fence.last_events()) == 1
+    fence.tell({"reason": "hung"})
+    fence.release()
+    assert guarded.refusals() == []
+    assert Board(learner, keys).read() == {"workers_reaped_total/hung": 1}
+    assert [event.kind for event in Events(learner, keys).last(1)] == ["reaped"]
+    writer.close()
+    for client in (worker, learner):
+        client.close()
+
+
+def test_a_workers_rights_are_enough_to_count_and_to_bury_commands(guarded: Guarded) -> None:
+    guarded.admin["broker"].acl_log_reset()
+    broker = guarded.client("arm-1", "broker")
+    commands = Commands(broker)
+    assert commands.waiting([f"{C}clawq", f"{C}clawq.run-1"]) == 0
+    assert [commands.begin("a"), commands.begin("a")] == [1, 2]
+    commands.ended("a")
+    assert commands.begin("a") == 1
+    commands.bury("garbage", "clawq", b"{", "w1")
+    assert guarded.refusals() == []
+    viewer = guarded.client("viewer", "broker")
+    assert [dead.reason for dead in Commands(viewer).dead()] == ["garbage"]
+    for client in (broker, viewer):
         client.close()
 
 
