@@ -84,7 +84,7 @@ def draw(config: str, runs: list[Path], out: Path) -> None:
     key, label = ("eval/success", "success") if "eval/success" in found[0][-1] else ("eval/mean_return", "mean return")
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)
-    for axes, along, name in zip(panels, ("env_steps", "wall_s"), ("env steps", "wall time, s"), strict=True):
+    for axes, along, name in zip(panels, ("step", "wall_s"), ("env steps", "wall time, s"), strict=True):
         for seed, rows in enumerate(found):
             seen = [row for row in rows if along in row]
             axes.plot(
