@@ -9,6 +9,7 @@ import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
+FOLDER = "clawq-nested-"
 #: Leaves one of each kind.
 LEAVES = """
 import os, socket, subprocess, sys, tempfile
@@ -33,7 +34,9 @@ def test_shared_memory():
 
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
-    shutil.copy(CONFTEST, tmp_path / "conftest.py")
+    # Its folders have other names: sessions that happen to be at work on this machine are none that it meets.
+    text = CONFTEST.read_text().replace('"clawq-tests-"', f'"{FOLDER}"')
+    (tmp_path / "conftest.py").write_text(text)
     return tmp_path
 
 
@@ -57,7 +60,7 @@ def test_a_session_that_leaves_something_fails_and_names_it(session: Path) -> No
 def test_shared_memory_of_a_session_beside_it_is_not_its_own(session: Path) -> None:
     # Given another session: a living process, and its folder
     beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    folder = Path(f"/tmp/clawq-tests-{beside.pid}-x")
+    folder = Path(f"/tmp/{FOLDER}{beside.pid}-x")
     folder.mkdir()
     try:
         done = run(session, "def test(): open('/dev/shm/clawq-test-beside', 'w').close()\n")
