@@ -3,6 +3,11 @@
 A flat observation (key -> [B, ...]) is concatenated once into rows [B, S]: the policy's keys first, then the keys that
 only the critic sees. So the rows are normalised once, the policy's input is a prefix (a view, no copy), and the
 critic's is a few runs of columns. Integer images are taken as plain numbers.
+
+In a goal environment the normaliser's statistics are of goals that were desired and of goals that were achieved, since
+hindsight puts the latter into the former's place. By the desired ones alone a coordinate in which they are all alike
+(the height of a table) would be blown up until a network could tell many of hindsight's goals from real ones, and what
+is learned from those need not hold for these.
 """
 
 from collections.abc import Mapping

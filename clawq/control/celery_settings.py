@@ -11,7 +11,8 @@ from typing import Any
 
 from celery import Celery
 
-from clawq.control.queues import COMMAND_HEADER, DEFAULT_QUEUE, KEY_PREFIX, make_queue
+from clawq.control.queues import COMMAND_HEADER, DEFAULT_QUEUE, make_queue
+from clawq.transport.keys import CELERY_PREFIX
 from clawq.transport.urls import celery_url
 
 
@@ -50,7 +51,7 @@ def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:
         broker_connection_max_retries=None,
         broker_pool_limit=2,
         broker_transport_options={
-            "global_keyprefix": KEY_PREFIX,
+            "global_keyprefix": CELERY_PREFIX,
             "visibility_timeout": 300,
             "unacked_restore_interval": 5,
             "unacked_restore_throttle": 1,

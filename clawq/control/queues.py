@@ -9,14 +9,12 @@ Queues have no exchange: publishing goes straight to the Redis list, and an empt
 
 from kombu.entity import Exchange, Queue
 
-from clawq.transport.keys import CELERY_PREFIX, QUEUE, queue_name
+from clawq.transport.keys import QUEUE, queue_name
 
 #: The queue of every worker, for commands that belong to no run.
 DEFAULT_QUEUE = QUEUE
 #: Header of a message with the command's own id: Celery's may change on the way.
 COMMAND_HEADER = "clawq_command"
-#: All keys of Celery on the broker begin with this.
-KEY_PREFIX = CELERY_PREFIX
 #: States of a run record in which workers serve the run.
 ACTIVE_STATES = frozenset({"starting", "running"})
 
@@ -45,7 +43,6 @@ __all__ = [
     "ACTIVE_STATES",
     "COMMAND_HEADER",
     "DEFAULT_QUEUE",
-    "KEY_PREFIX",
     "lease_queue",
     "make_queue",
     "run_queues",

@@ -30,13 +30,14 @@ from clawq.control.consumption import LOST_S, Consumption
 from clawq.control.lifecycle import force_exit
 from clawq.control.outage import Outage, gone_for_good
 from clawq.control.pool_process import Identity
-from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, KEY_PREFIX, make_queue, run_queues
+from clawq.control.queues import ACTIVE_STATES, DEFAULT_QUEUE, make_queue, run_queues
 from clawq.control.stopped import STOPPED_S, StoppedChildren
 from clawq.control.supervisor import restarts_so_far
 from clawq.errors import TransportError
 from clawq.transport.client import connect
 from clawq.transport.commands import Commands
 from clawq.transport.control import Heartbeat, Heartbeats, RunRecord, RunRegistry
+from clawq.transport.keys import CELERY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Watch:
         """Begin anew if the worker takes nothing up any more; nobody else in this process would notice."""
         identity, queues = self._identity, sorted(self.wanted or ())
         free = len(state.active_requests) < identity.concurrency
-        waiting = self._commands.waiting([KEY_PREFIX + queue for queue in queues]) if free else 0
+        waiting = self._commands.waiting([CELERY_PREFIX + queue for queue in queues]) if free else 0
         if not self._consumption.look(time.monotonic(), waiting, free, sum(state.total_count.values())):
             return
         self._consumption.forget()

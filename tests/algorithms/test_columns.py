@@ -65,15 +65,15 @@ def test_steps_are_seen_as_they_are_and_in_a_goal_environment_with_the_achieved_
 
 
 def test_where_all_desired_goals_are_alike_hindsights_goals_do_not_stand_out() -> None:
-    """As in FetchPush: goals lie on a table, and what was achieved differs from its height by next to nothing."""
+    """As in FetchPush: goals lie on a table, and a block that is pushed is off its height by next to nothing."""
     obs = {"state": ArraySpec((1,)), "achieved": ArraySpec((1,)), "desired": ArraySpec((1,))}
     keys = ("state", "desired")
     spec = EnvSpec("test", obs, ActionSpec((-1.0,), (1.0,)), keys, keys, goal_keys=("achieved", "desired"))
     algorithm = plugin.make_algorithm(spec, Td3Options(hidden=(4,)), "cpu", 0)
     height = torch.full((1000, 1), 0.4249)
-    resting = height - 2e-4
-    resting[:50] -= 0.1  # some fell off
-    algorithm.observe({"state": height, "achieved": resting, "desired": height}, torch.ones(1000, dtype=torch.bool))
+    pushed = height - 2e-4
+    pushed[:50] -= 0.1  # some fell off
+    algorithm.observe({"state": height, "achieved": pushed, "desired": height}, torch.ones(1000, dtype=torch.bool))
     assert algorithm.normaliser is not None
     real, hindsight = torch.tensor([[0.0, 0.4249]]), torch.tensor([[0.0, 0.4247]])
     apart = algorithm.normaliser.normalize(real, real) - algorithm.normaliser.normalize(hindsight, hindsight)

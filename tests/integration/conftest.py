@@ -21,14 +21,14 @@ from processes import outliving
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
-from clawq.control.queues import KEY_PREFIX, lease_queue, run_queues
+from clawq.control.queues import lease_queue, run_queues
 from clawq.errors import StoreUnavailable
 from clawq.state import ServerState
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim
 from clawq.transport.client import connect, translated
 from clawq.transport.control import ControlRecord, Event, Events, RunRecord, RunRegistry, delete_run
-from clawq.transport.keys import new_tag
+from clawq.transport.keys import CELERY_PREFIX, new_tag
 from clawq.transport.server import EmbeddedRedis, find_server
 from clawq.transport.weights import WeightsPublisher
 
@@ -221,7 +221,7 @@ class Bench:
     def leftovers(self) -> set[str]:
         """Celery's keys on the broker since the bench was made, beside the bookkeeping that runs out by itself."""
         broker: Any = connect(self.broker_url)
-        keys = {key.decode().removeprefix(KEY_PREFIX) for key in broker.keys(f"{KEY_PREFIX}*")}
+        keys = {key.decode().removeprefix(CELERY_PREFIX) for key in broker.keys(f"{CELERY_PREFIX}*")}
         broker.close()
         return keys - {"_kombu.binding_deadlines", "unacked_mutex"} - self._before
 

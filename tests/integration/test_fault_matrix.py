@@ -20,9 +20,10 @@ import redis
 from garbage import GARBAGE
 from wire import Wire
 
-from clawq.control.queues import KEY_PREFIX, lease_queue
+from clawq.control.queues import lease_queue
 from clawq.transport.client import connect
 from clawq.transport.control import RunRecord
+from clawq.transport.keys import CELERY_PREFIX
 from clawq.transport.server import EmbeddedRedis, find_server
 from tests.integration.conftest import Bench, WorkerProcess
 
@@ -119,7 +120,7 @@ class Household:
 
     def waiting(self, pool: str) -> int:
         """Leases in the pool's queue."""
-        return int(self.broker.ask("LLEN", KEY_PREFIX + lease_queue(self.runs[pool].run_id)))
+        return int(self.broker.ask("LLEN", CELERY_PREFIX + lease_queue(self.runs[pool].run_id)))
 
     def suffer(self, name: str, fault: Callable[[], None], pools: tuple[str, ...] = POOLS) -> None:
         """Let a fault happen while nothing runs, then time how long each pool takes to do a lease."""
@@ -188,7 +189,7 @@ def test_C13_T1_T2_every_pool_takes_work_up_again_after_every_fault(household: H
 
     def litter() -> None:
         for run in household.runs.values():
-            broker.ask("LPUSH", KEY_PREFIX + lease_queue(run.run_id), *GARBAGE)
+            broker.ask("LPUSH", CELERY_PREFIX + lease_queue(run.run_id), *GARBAGE)
 
     def kill_mains(number: int) -> Callable[[], None]:
         def kill() -> None:

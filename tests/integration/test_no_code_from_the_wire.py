@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawq.control.celery_settings import send_command
-from clawq.control.queues import KEY_PREFIX, lease_queue, make_queue, task_queue
+from clawq.control.queues import lease_queue, make_queue, task_queue
+from clawq.transport.keys import CELERY_PREFIX
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Bench
@@ -27,7 +28,7 @@ def test_commands_travel_as_json(bench: "Bench") -> None:
     run = bench.run("sent")
     bench.lease(run)
     broker: Any = bench.sender.connection_for_write().default_channel.client
-    message = json.loads(broker.lindex(KEY_PREFIX + lease_queue(run.run_id), 0))
+    message = json.loads(broker.lindex(CELERY_PREFIX + lease_queue(run.run_id), 0))
     assert message["content-type"] == "application/json"
     assert message["headers"]["task"] == "clawq.rollout"
 

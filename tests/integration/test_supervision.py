@@ -12,10 +12,11 @@ import pytest
 from garbage import GARBAGE
 
 from clawq.control.celery_settings import send_command
-from clawq.control.queues import KEY_PREFIX, lease_queue
+from clawq.control.queues import lease_queue
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands
 from clawq.transport.control import Heartbeats
+from clawq.transport.keys import CELERY_PREFIX
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Bench
@@ -36,7 +37,7 @@ def test_F10_a_worker_outlives_garbage_and_comes_back_when_it_is_killed(bench: "
     before = {command.id for command in books.dead()}
 
     # Garbage costs nothing
-    broker.lpush(KEY_PREFIX + lease_queue(run.run_id), *GARBAGE)
+    broker.lpush(CELERY_PREFIX + lease_queue(run.run_id), *GARBAGE)
     bench.wait_for(lambda: not bench.queued(run), "the garbage to be read")
     bench.lease(run, 0.3)
     bench.wait_events(run, "lease", 2)
@@ -164,6 +165,6 @@ def test_T12_a_worker_ends_in_bounded_time_and_loses_no_command(
     broker: Any = connect(bench.broker_url)
     ended = marks.read_text().count("e")
     assert ended >= 1 or seconds > 5.0, "a short one is waited for"
-    waiting = broker.llen(f"{KEY_PREFIX}clawq") + broker.hlen(f"{KEY_PREFIX}unacked")
+    waiting = broker.llen(f"{CELERY_PREFIX}clawq") + broker.hlen(f"{CELERY_PREFIX}unacked")
     assert ended + waiting == 6, "each is done, or is still on the broker"
     broker.close()

@@ -13,9 +13,9 @@ import pytest
 from kombu.connection import Connection
 from processes import outliving
 
-from clawq.control.queues import KEY_PREFIX
 from clawq.transport.codec import decode
 from clawq.transport.control import RunRecord
+from clawq.transport.keys import CELERY_PREFIX
 from clawq.transport.stream import PAYLOAD_FIELD
 from clawq.transport.urls import celery_url
 from clawq.types import Fragment
@@ -86,7 +86,7 @@ def test_C12_a_lease_that_is_delivered_twice_or_outlives_the_visibility_timeout_
     bench.wait_for(lambda: bench.entries(run), "the lease to begin")
     # Another app on this broker, with a visibility timeout far shorter than the lease: it would take back what is not
     # acknowledged. Then the very same message once more, as Celery's own retries may send it.
-    options = {"global_keyprefix": KEY_PREFIX, "visibility_timeout": 0.5, "unacked_restore_throttle": 0}
+    options = {"global_keyprefix": CELERY_PREFIX, "visibility_timeout": 0.5, "unacked_restore_throttle": 0}
     connect: Any = Connection
     with connect(celery_url(bench.broker_url), transport_options=options) as connection:
         channel: Any = connection.default_channel
