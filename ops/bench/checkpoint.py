@@ -5,8 +5,7 @@ python ops/bench/checkpoint.py [--quick] [--commit]
 A real learner (TD3, 2 x 256, one torch thread) with snapshots of its ring, over a real Redis that holds all of it; 8
 slots send real rollouts (8 steps x 16 envs in a fragment). Stall: the largest gap between the ends of two updates while
 a checkpoint with its snapshot is written, beside the median gap and the largest one while none is. Resume: the ring
-from its snapshot (files in the page cache), and from the streams. Bytes: of live rows for each transition, against
-obs + action + 8.
+from its snapshot (files in the page cache), and from the streams.
 """
 
 import sys
@@ -238,22 +237,6 @@ def main() -> None:
         feed.start()
         trainer.train(Until(lambda: trainer.parts.ring.size >= wanted))
         fill(checkpoint)
-        ring = trainer.parts.ring
-        spec = ring.spec
-        least = sum(one.nbytes for one in spec.obs.values()) + 4 * spec.action.size + 8
-        each = (ring.head - ring.oldest) * ring.bytes_per_row / ring.size
-        bench.result(
-            "bytes_per_transition",
-            each,
-            "bytes",
-            "<= 1.1 x least",
-            least=least,
-            ratio=each / least,
-            row_bytes=ring.bytes_per_row,
-            rows_per_transition=(ring.head - ring.oldest) / ring.size,
-            slots=SLOTS,
-            steps=STEPS,
-        )
         stall(bench, trainer, bench.pick(9, 4))
         feed.close()
         trainer.checkpoint(wait=True)
