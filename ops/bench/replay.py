@@ -3,10 +3,11 @@
 python ops/bench/replay.py [--quick] [--commit]
 
 Microseconds: median wall time, and median CPU time of the thread (what counts on a busy machine). Two slots take turns,
-so that fragments do not lie back to back; the ring holds 200 000 rows, more than any cache. Bytes: of live rows for each
-transition that can be sampled, against obs + action + 8; real rollouts of 16 envs, from 8 slots in turn. An actor of
-`configs/hand_reach.yaml` that has one core sends about 28 steps (0.3 s); 8 steps is a bad case, since each fragment has
-its tail rows.
+so that fragments do not lie back to back; the ring holds 200 000 rows, more than any cache.
+
+Bytes: of live rows for each transition that can be sampled, against obs + action + 8; real rollouts of 16 envs, from 8
+slots in turn. An actor of `configs/hand_reach.yaml` that has one core sends about 28 steps (0.3 s); 8 steps is a bad
+case, since each fragment has its tail rows.
 """
 
 import sys
