@@ -1,4 +1,4 @@
-"""Queue and rates of a real run while its learner is slowed down and sped up; draws ops/bench/regulation.png.
+"""Queue and rates of a real run while its learner is slowed down and sped up, at two speeds; draws regulation*.png.
 
 python ops/bench/regulation.py [--quick] [--commit] [--slots N]
 
@@ -35,10 +35,10 @@ from clawq.transport.keys import RunKeys
 from clawq.transport.server import EmbeddedRedis
 from ops.bench.common import ROOT, Bench, clean_env, scratch
 
-PICTURE = ROOT / "ops" / "bench" / "regulation.png"
+PICTURES = ROOT / "ops" / "bench"
 SAMPLE_S, ENDS_S = 0.1, 5.0
-#: Seconds of an update, one phase after another: steps of the learner's speed by 4 and 1/4.
-PHASES = (0.08, 0.02, 0.08)
+#: Name of the lines and of the picture -> updates a second, one phase after another: steps by 4 and 1/4.
+COURSES = {"regulation": (12.5, 50.0, 12.5), "regulation_slow": (5.0, 20.0, 5.0)}
 
 
 @dataclass
@@ -141,6 +141,12 @@ def draw(path: Path, table: np.ndarray, steps: list[float], goals: list[float], 
 def main() -> None:
     bench = Bench("regulation", __doc__, {"slots": "4"})
     torch.set_num_threads(1)
+    for name, speeds in COURSES.items():
+        follow(bench, name, speeds)
+
+
+def follow(bench: Bench, name: str, speeds: tuple[float, ...]) -> None:
+    """A run of its own whose learner takes one speed after another."""
     slots, phase_s = int(bench.options.slots), bench.pick(30, 15)
     with scratch() as folder, EmbeddedRedis.start(folder / "redis", 256) as servers, ExitStack() as stack:
         overrides = (
@@ -169,13 +175,16 @@ def main() -> None:
         worker = subprocess.Popen(words, env=clean_env(folder, OMP_NUM_THREADS="1", **named), **quiet)
         stack.callback(worker.wait, 20.0)
         stack.callback(worker.terminate)
-        run_phases(bench, trainer, session.data, session.keys, slots, phase_s)
+        table, begun_s = run_phases(trainer, session.data, session.keys, speeds, phase_s)
+        tell(bench, name, speeds, table, begun_s, trainer, slots)
 
 
-def run_phases(bench: Bench, trainer: Trainer, data: Any, keys: RunKeys, slots: int, phase_s: int) -> None:
-    """Step the learner's speed, and tell how the queue followed."""
+def run_phases(
+    trainer: Trainer, data: Any, keys: RunKeys, speeds: tuple[float, ...], phase_s: int
+) -> tuple[np.ndarray, list[float]]:
+    """Step the learner's speed; what was seen, and when each phase began."""
     algorithm: Any = trainer.parts.updater.algorithm
-    step, pause = algorithm.step, [PHASES[0]]
+    step, pause = algorithm.step, [1 / speeds[0]]
 
     def throttled(*arguments: Any) -> Any:
         ends_s = time.monotonic() + pause[0]
@@ -192,17 +201,25 @@ def run_phases(bench: Bench, trainer: Trainer, data: Any, keys: RunKeys, slots: 
     try:
         # The ring was filled as fast as actors could: let that be forgotten first.
         train_for(trainer, lambda: False, 15.0)
-        for seconds in PHASES:
-            pause[0] = seconds
+        for speed in speeds:
+            pause[0] = 1 / speed
             begun_s.append(time.monotonic())
             train_for(trainer, lambda: False, float(phase_s))
     finally:
         watch.stop.set()
         thread.join()
-    tell(bench, np.array(watch.rows), begun_s, trainer, slots)
+    return np.array(watch.rows), begun_s
 
 
-def tell(bench: Bench, table: np.ndarray, begun_s: list[float], trainer: Trainer, slots: int) -> None:
+def tell(
+    bench: Bench,
+    name: str,
+    speeds: tuple[float, ...],
+    table: np.ndarray,
+    begun_s: list[float],
+    trainer: Trainer,
+    slots: int,
+) -> None:
     """The lines, and the picture."""
     size = trainer.parts.intake.payload_bytes / trainer.parts.intake.fragments
     times, queue = table[:, 0], smoothed(table[:, 1])
@@ -222,14 +239,14 @@ def tell(bench: Bench, table: np.ndarray, begun_s: list[float], trainer: Trainer
             "queue_bytes": float(queue[late].mean()),
             "made_to_taken": made / taken,
             "updates_per_s": updates,
-            "updates_per_s_wanted": 1 / PHASES[number],
+            "updates_per_s_wanted": speeds[number],
             "actors": float(np.nanmedian(table[late, 5])),
             "fragment_bytes": size,
             "slots": slots,
         }
-        bench.result(f"settled_{number}", settled_s, "s", "<= 10, overshoot < 0.2", **facts)
-    text = f"{slots} actors, learner at {', '.join(f'{1 / one:.0f}' for one in PHASES)} updates/s"
-    draw(PICTURE, table, [one - times[0] for one in begun_s], goals, text)
+        bench.result(f"{name}_{number}", settled_s, "s", "<= 10, overshoot < 0.2", **facts)
+    text = f"{slots} actors, learner at {', '.join(f'{one:g}' for one in speeds)} updates/s"
+    draw(PICTURES / f"{name}.png", table, [one - times[0] for one in begun_s], goals, text)
 
 
 def train_for(trainer: Trainer, enough: Any, seconds: float) -> None:
