@@ -1,0 +1,119 @@
+"""What a fault is, and the verdict on one."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+
+from chaos.system import Mark, Setup, System
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        name: `F3`, or `F5-30` where one has several sizes.
+        what: in one line.
+        expected: likewise.
+        inject: does it to a running system, waits until the fault itself is over, and says what was seen beside.
+        setup: of the system that it needs.
+        recovery_s: within so long the system must train again.
+        stops: the system is not to go on, but to stop with a reason, which `inject` has looked at.
+        lost_unacked: the most fragments that may be lost unacknowledged.
+        gaps: whether acknowledged fragments may be lost, counted (a server without persistence).
+    """
+
+    name: str
+    what: str
+    expected: str
+    inject: Callable[[System, Random], str | None]
+    setup: Setup = Setup()  # noqa: RUF009 - frozen
+    recovery_s: float = 30.0
+    stops: bool = False
+    lost_unacked: int = 0
+    gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a system after a fault.
+
+    Attributes:
+        fault: its name.
+        outcome: `recovered`, `stopped` or `FAILED`.
+        recovery_s: from the end of the fault until the system trained again; None: it did not, or was not to.
+        lost_unacked, gaps, duplicates, rejected: of the ledger, fragments.
+        seen: what was seen beside.
+        problems: why it failed.
+        took_s: all in all.
+    """
+
+    fault: str
+    outcome: str
+    recovery_s: float | None = None
+    lost_unacked: int = 0
+    gaps: int = 0
+    duplicates: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    seen: str = ""
+    problems: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome != "FAILED"
+
+    def line(self) -> str:
+        """One JSON line."""
+        return json.dumps(asdict(self))
+
+
+def suffer(system: System, fault: Fault, seed: int = 0) -> Verdict:
+    """Do it to a running system, wait for recovery, balance the ledger; the system goes on afterwards."""
+    began_s, before = time.monotonic(), system.mark()
+    recovery_s, seen = None, ""
+    try:
+        seen = fault.inject(system, Random(seed)) or ""
+        if not fault.stops:
+            recovery_s = round(system.await_recovery(_at_end(system, before), fault.recovery_s), 1)
+        sums = system.check_ledger().sums
+    except AssertionError as error:
+        return Verdict(fault.name, "FAILED", recovery_s, seen=seen, problems=(str(error),), took_s=_since(began_s))
+    lost, gaps = int(sums.get("lost_unacked", 0)), sum(sums.get("gaps", {}).values())
+    problems = [f"{lost} fragments lost unacknowledged, at most {fault.lost_unacked}"] * (lost > fault.lost_unacked)
+    problems += [f"acknowledged fragments are lost: {sums['gaps']}"] * bool(gaps and not fault.gaps)
+    outcome = "FAILED" if problems else "stopped" if fault.stops else "recovered"
+    found = lost, gaps, int(sums["duplicates"]), dict(sums["rejected"])
+    return Verdict(fault.name, outcome, recovery_s, *found, seen, tuple(problems), _since(began_s))
+
+
+def run_fault(fault: Fault, folder: Path, seed: int = 0) -> Verdict:
+    """A fault in a system of its own, which is ended afterwards and must leave nothing."""
+    began_s = time.monotonic()
+    try:
+        with System(folder, fault.setup) as system:
+            verdict = suffer(system, fault, seed)
+            if verdict.ok:
+                system.stop()
+    except AssertionError as error:
+        return Verdict(fault.name, "FAILED", problems=(str(error),), took_s=_since(began_s))
+    left = tuple(system.leftovers)
+    outcome = "FAILED" if left else verdict.outcome
+    facts = asdict(verdict) | {"outcome": outcome, "problems": verdict.problems + left, "took_s": _since(began_s)}
+    return Verdict(**facts)
+
+
+def _at_end(system: System, before: Mark) -> Mark:
+    """How far it was at the end of the fault if that can be told, else before it."""
+    try:
+        now = system.mark()
+    except Exception:
+        return before
+    return now if now.committed >= before.committed else before
+
+
+def _since(began_s: float) -> float:
+    return round(time.monotonic() - began_s, 1)
