@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clawq.cli.times import shown
+
 if TYPE_CHECKING:
     from clawq.cli.screen import Snapshot
     from clawq.transport.control import Heartbeat, RunRecord
@@ -44,6 +46,8 @@ def status(run_id: str | None, watch: bool, as_json: bool) -> None:
     else:
         for run in runs:
             _print_brief(view, run)
+    if not (as_json or run_id) and (buried := view.commands.dead(1)):
+        click.echo(f"commands were set aside, the last one at {shown(buried[0].buried_ms)}: `clawq worker dead ls`")
 
 
 class View:
@@ -59,6 +63,7 @@ class View:
         from clawq.errors import UserError
         from clawq.state import resolve_urls
         from clawq.transport.client import connect
+        from clawq.transport.commands import Commands
         from clawq.transport.control import RunRegistry
 
         urls = resolve_urls()
@@ -69,7 +74,8 @@ class View:
                 "no clawq Redis is running on this machine; for one elsewhere set CLAWQ_BROKER_URL and CLAWQ_DATA_URL"
             )
         broker_url, data_url = urls
-        self.registry = RunRegistry(connect(broker_url))
+        broker = connect(broker_url)
+        self.registry, self.commands = RunRegistry(broker), Commands(broker)
         self.data = connect(data_url)
 
     def runs(self) -> "list[RunRecord]":

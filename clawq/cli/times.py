@@ -24,5 +24,8 @@ def milliseconds(option: str, text: str, now_s: float) -> int:
 
 
 def shown(at_ms: int) -> str:
-    """A time in local time, to the millisecond."""
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec="milliseconds")
+    """A time in local time, to the millisecond; one that no calendar has, as the number that it is."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)

@@ -1,13 +1,18 @@
-"""`clawq worker start`: give this machine's slots to runs."""
+"""`clawq worker start | dead`: give this machine's slots to runs; commands that killed worker after worker."""
 
 import sys
 
 import click
 
+from clawq.cli.worker_dead import dead
+
 
 @click.group()
 def worker() -> None:
     """Start a worker: it gives its slots to runs."""
+
+
+worker.add_command(dead)
 
 
 @worker.command()

@@ -7,12 +7,15 @@ duplicates, and who sends can derive again what to send.
 
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
 
 from clawq.control.queues import COMMAND_HEADER, DEFAULT_QUEUE, make_queue
-from clawq.transport.keys import CELERY_PREFIX
+from clawq.errors import UserError
+from clawq.transport.commands import Commands, DeadCommand
+from clawq.transport.keys import CELERY_PREFIX, QUEUE
 from clawq.transport.urls import celery_url
 
 
@@ -87,9 +90,42 @@ def send_command(
         queue: a run's queue, or the queue of all workers.
         arguments: JSON-able keyword arguments of the task.
     """
-    headers = {COMMAND_HEADER: uuid.uuid4().hex}
-    sent = sender.send_task(name, kwargs=arguments, queue=make_queue(queue), connection=connection, headers=headers)
-    return str(sent.id)
+    return _send(sender, name, queue, uuid.uuid4().hex, (), arguments, connection)
 
 
-__all__ = ["make_app", "send_command"]
+def give_back(sender: Celery, commands: Commands, dead: DeadCommand) -> str:
+    """Send a dead command once more, under its old id and with all its attempts before it; returns its Celery id.
+
+    Whoever dies in the midst of it leaves it among the dead as well: it may then be sent twice, but not lost.
+
+    Raises:
+        UserError: it is none that can be sent.
+    """
+    arguments = dead.arguments()
+    if arguments is None or not (dead.queue == QUEUE or dead.queue.startswith(f"{QUEUE}.")):
+        raise UserError(
+            f"{dead.id} cannot be given back: "
+            + ("it is no command" if dead.reason == "garbage" else "not all of it was kept")
+            + f"; drop it with `clawq worker dead drop {dead.id}`"
+        )
+    commands.ended(dead.command)
+    sent = _send(sender, dead.task, dead.queue, dead.command, *arguments)
+    commands.drop(dead.id)
+    return sent
+
+
+def _send(
+    sender: Celery,
+    name: str,
+    queue: str,
+    command: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    connection: Any = None,
+) -> str:
+    headers = {COMMAND_HEADER: command}
+    where = {"queue": make_queue(queue), "connection": connection, "headers": headers}
+    return str(sender.send_task(name, args=list(args), kwargs=dict(named), **where).id)
+
+
+__all__ = ["give_back", "make_app", "send_command"]

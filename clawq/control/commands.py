@@ -9,7 +9,6 @@ begun, and set aside after three attempts whose end no worker lived to see. Cele
 kills its worker is delivered again for ever.
 """
 
-import json
 import logging
 from functools import cache
 from queue import Empty
@@ -24,7 +23,7 @@ from clawq.control.queues import COMMAND_HEADER
 from clawq.errors import TransportError
 from clawq.json_text import parse_json
 from clawq.transport.client import connect
-from clawq.transport.commands import MAX_ATTEMPTS, Commands
+from clawq.transport.commands import MAX_ATTEMPTS, Commands, pack_arguments
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +101,10 @@ class CountedRequest(Request):  # type: ignore[misc]  # celery has no types
         if attempt is None or attempt <= MAX_ATTEMPTS:
             return False
         queue = str((self.delivery_info or {}).get("routing_key", ""))
-        head = json.dumps(self.kwargs, default=str).encode()
-        log.error("task %s was begun %d times and never ended; it is set aside", self.name, MAX_ATTEMPTS)
-        bury("attempts", queue, head, str(self.name), self.command)
+        log.error(
+            "task %s was begun %d times and never ended; it is set aside (`clawq worker dead`)", self.name, MAX_ATTEMPTS
+        )
+        bury("attempts", queue, pack_arguments(self.args or (), self.kwargs or {}), str(self.name), self.command)
         return True
 
 

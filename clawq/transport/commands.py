@@ -3,15 +3,17 @@
 A command that kills the worker that runs it comes back, if it is acknowledged late, and kills the next one, without
 end. So each such command is counted under an id of its own before it is begun, and forgotten when it has ended in any
 way that a worker lived to see; after `MAX_ATTEMPTS` it is kept here instead. So is what arrives in a queue and is no
-command.
+command. People look at these with `clawq worker dead`, and give them back or drop them.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
+from clawq.json_text import parse_object
 from clawq.transport.client import translated
 from clawq.transport.keys import DEAD_COMMANDS_KEY, attempts_key
 
@@ -20,7 +22,7 @@ MAX_ATTEMPTS = 3
 #: A count is forgotten after so long: what is delivered again is so after minutes, seconds.
 _ATTEMPTS_TTL_S = 86_400
 #: Dead commands that are kept (approximately), and how much of each.
-_KEPT, _HEAD_BYTES = 1000, 4096
+KEPT, _HEAD_BYTES = 1000, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class DeadCommand:
         task: its name, empty for garbage.
         command: its id, empty for garbage.
         worker: who buried it.
-        head: the first bytes of its arguments, or of what arrived.
+        head: the first bytes of its arguments (`pack_arguments`), or of what arrived.
     """
 
     id: str
@@ -44,6 +46,25 @@ class DeadCommand:
     command: str
     worker: str
     head: bytes
+
+    @property
+    def buried_ms(self) -> int:
+        """When, by the broker's clock."""
+        return int(self.id.partition("-")[0])
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
+        """What the task was called with; None for garbage, and for more than is kept."""
+        try:
+            packed = parse_object(self.head)
+        except ValueError:
+            return None
+        args, named = packed.get("args"), packed.get("kwargs")
+        return (args, named) if self.task and isinstance(args, list) and isinstance(named, dict) else None
+
+
+def pack_arguments(args: Sequence[Any], named: Mapping[str, Any]) -> bytes:
+    """Arguments of a task as they are kept."""
+    return json.dumps({"args": list(args), "kwargs": dict(named)}, default=str).encode()
 
 
 class Commands:
@@ -83,7 +104,7 @@ class Commands:
         facts = {"reason": reason, "queue": queue, "task": task, "command": command, "worker": worker}
         fields: Any = {**facts, "head": head[:_HEAD_BYTES]}
         with translated(self._client):
-            self._client.xadd(DEAD_COMMANDS_KEY, fields, maxlen=_KEPT, approximate=True)
+            self._client.xadd(DEAD_COMMANDS_KEY, fields, maxlen=KEPT, approximate=True)
 
     def dead(self, count: int = 100) -> list[DeadCommand]:
         """The newest ones, newest first."""
@@ -91,10 +112,15 @@ class Commands:
             entries = self._client.xrevrange(DEAD_COMMANDS_KEY, count=count)
         return [_dead_command(entry_id, fields) for entry_id, fields in entries]
 
+    def drop(self, entry_id: str) -> bool:
+        """Keep one no longer; whether it was there."""
+        with translated(self._client):
+            return bool(self._client.xdel(DEAD_COMMANDS_KEY, entry_id))
+
 
 def _dead_command(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadCommand:
     texts = {name: fields.get(name.encode(), b"").decode(errors="replace") for name in DeadCommand.__slots__[1:-1]}
     return DeadCommand(entry_id.decode(), **texts, head=fields.get(b"head", b""))
 
 
-__all__ = ["MAX_ATTEMPTS", "Commands", "DeadCommand"]
+__all__ = ["KEPT", "MAX_ATTEMPTS", "Commands", "DeadCommand", "pack_arguments"]

@@ -47,7 +47,7 @@ Broker server (AOF)
 |----------------------|--------|----------------------------------|--------------------------|---------------------|
 | `clawq:runs`         | hash   | run id -> JSON of the run record | number of live runs      | learner, workers    |
 | `clawq.<run id>`     | list   | Celery queue of the run          | a few leases             | coordinator, workers|
-| `clawq:attempts:<id>`| string | how often a command was begun    | TTL 1 day; late acks only| workers, workers    |
+| `clawq:attempts:<id>`| string | how often a command was begun    | TTL 1 day; late acks only| workers, people     |
 | `clawq:dead_commands`| stream | commands that are not tried      | ~1000 entries of <= 4 KiB| workers, people     |
 |                      |        | again, and garbage in queues     |                          |                     |
 | `clawq:c:*`          | -      | what Celery keeps for itself     | Celery's; see control    | Celery, Celery      |

@@ -144,7 +144,9 @@ def broker_rights(user: str) -> list[Grant]:
         return [
             Grant((*_CONNECTION, "llen", "lpush", "del", "sadd", *lua), (*lists, kept[-1]), (*lists, kept[-1])),
             Grant(("hget", "hvals", "hset", "hdel", "watch"), (RUNS_KEY,), (RUNS_KEY,)),
-            Grant(("xrevrange",), (DEAD_COMMANDS_KEY,)),
+            # What workers set aside is given back or dropped, and its attempts are forgotten.
+            Grant(("xrevrange", "xdel"), (DEAD_COMMANDS_KEY,), (DEAD_COMMANDS_KEY,)),
+            Grant(("unlink",), writes=broker_keys()[f"{ATTEMPTS_PREFIX}<id>"]),
         ]
     if user in ("viewer", "watchdog"):
         return [Grant((*_CONNECTION, "hget", "hvals", "llen", "xrevrange"), (RUNS_KEY, *lists, DEAD_COMMANDS_KEY))]

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import redis
 from guarded import Guarded
 
+from clawq.control.celery_settings import give_back, make_app
 from clawq.errors import StoreUnfit, UserError
 from clawq.procfs import Identity
 from clawq.registry import Record
@@ -20,7 +22,7 @@ from clawq.transport.acl import acl_files, check_workers, make_passwords, read_p
 from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
 from clawq.transport.client import translated
-from clawq.transport.commands import Commands
+from clawq.transport.commands import Commands, pack_arguments
 from clawq.transport.control import (
     Board,
     ControlRecord,
@@ -135,6 +137,11 @@ TABLE: list[tuple[str, str, bool, tuple[str, ...]]] = [
     ("learner", "broker", True, ("LPUSH", f"{C}clawq.run-1", "x")),
     ("learner", "broker", False, ("BRPOP", f"{C}clawq.run-1", "1")),
     ("learner", "broker", True, ("HSET", RUNS_KEY, "run", "{}")),
+    ("learner", "broker", True, ("XDEL", DEAD_COMMANDS_KEY, "1-1")),
+    ("learner", "broker", True, ("UNLINK", attempts_key("c"))),
+    ("learner", "broker", False, ("GET", attempts_key("c"))),
+    ("arm-1", "broker", False, ("XDEL", DEAD_COMMANDS_KEY, "1-1")),
+    ("viewer", "broker", False, ("XDEL", DEAD_COMMANDS_KEY, "1-1")),
     ("learner", "data", True, ("HSET", K.control, "stop", "1")),
     ("learner", "data", True, ("XADD", K.orders, "*", "kind", "stop_wanted")),
     ("learner", "data", False, ("SET", "of-somebody-else", "x")),
@@ -255,9 +262,17 @@ def test_a_workers_rights_are_enough_to_count_and_to_bury_commands(guarded: Guar
     assert commands.begin("a") == 1
     commands.bury("garbage", "clawq", b"{", "w1")
     assert guarded.refusals() == []
-    viewer = guarded.client("viewer", "broker")
-    assert [dead.reason for dead in Commands(viewer).dead()] == ["garbage"]
-    for client in (broker, viewer):
+    viewer, learner = guarded.client("viewer", "broker"), guarded.client("learner", "broker")
+    [dead] = Commands(viewer).dead()
+    assert dead.reason == "garbage"
+    # Whoever may send commands may give back, or drop, what was set aside
+    commands.bury("attempts", "clawq.run-1", pack_arguments([], {"seconds": 1}), "w1", "lab.task", "a")
+    with closing(make_app(guarded.env("learner")["CLAWQ_BROKER_URL"])) as sender:
+        give_back(sender, Commands(learner), Commands(learner).dead(1)[0])
+    assert learner.llen(f"{C}clawq.run-1") == 1
+    assert Commands(learner).drop(dead.id)
+    assert guarded.refusals() == []
+    for client in (broker, viewer, learner):
         client.close()
 
 
