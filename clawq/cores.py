@@ -10,6 +10,7 @@ per core, and N actors with N threads each on N cores run many times slower than
 
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 #: Most torch threads worth giving to a learner on the CPU: its networks are small, more threads only synchronise.
@@ -90,6 +91,31 @@ def plan_cores(
     return CorePlan(available, learner_threads, slots, per_actor)
 
 
+def assumed_device(wanted: str, driver: bool, torch_version: str, visible: str | None) -> str:
+    """What `learner.device` will be, as far as that can be told without torch, which takes seconds to import.
+
+    Args:
+        wanted: `auto`, `cpu` or `cuda:i`.
+        driver: NVIDIA's driver is there.
+        torch_version: of the installed torch; a build for CPUs says so.
+        visible: CUDA_VISIBLE_DEVICES, if it is set; empty or -1 hides all.
+    """
+    if wanted != "auto":
+        return wanted
+    hidden = visible is not None and visible.strip() in ("", "-1")
+    return "cuda:0" if driver and not hidden and not torch_version.endswith("+cpu") else "cpu"
+
+
+def device_here(wanted: str) -> str:
+    """`assumed_device` on this machine."""
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        torch_version = "+cpu"
+    driver = Path("/dev/nvidiactl").exists()
+    return assumed_device(wanted, driver, torch_version, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 def available_cores() -> int:
     """Cores this process may use: the affinity mask, cut by the cgroup CPU quota (v2 or v1), at least 1."""
     try:
@@ -155,8 +181,10 @@ def _count(number: int, noun: str) -> str:
 __all__ = [
     "MAX_LEARNER_THREADS",
     "CorePlan",
+    "assumed_device",
     "available_cores",
     "cgroup_cores",
+    "device_here",
     "own_cgroup",
     "plan_cores",
     "thread_env",

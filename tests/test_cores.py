@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawq.cores import CorePlan, available_cores, cgroup_cores, plan_cores, thread_env
+from clawq.cores import CorePlan, assumed_device, available_cores, cgroup_cores, device_here, plan_cores, thread_env
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,31 @@ def test_cores_that_few_actors_leave_idle_are_the_learners() -> None:
     assert plan_cores(8, slots=5) == CorePlan(8, 3, 5, 1)
     assert plan_cores(8, slots=1).learner_threads == 4
     assert plan_cores(8, slots=3, actor_threads=2).learner_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "torch_version", "visible", "device"),
+    [
+        ("auto", True, "2.9.1+cu128", None, "cuda:0"),
+        ("auto", True, "2.9.1", "3", "cuda:0"),
+        ("auto", True, "2.9.1", "", "cpu"),
+        ("auto", True, "2.9.1", "-1", "cpu"),
+        ("auto", True, "2.9.1+cpu", None, "cpu"),
+        ("auto", False, "2.9.1", None, "cpu"),
+        ("cpu", True, "2.9.1", None, "cpu"),
+        ("cuda:1", False, "2.9.1+cpu", "", "cuda:1"),
+    ],
+)
+def test_the_device_of_auto_is_told_without_torch(
+    wanted: str, driver: bool, torch_version: str, visible: str | None, device: str
+) -> None:
+    assert assumed_device(wanted, driver, torch_version, visible) == device
+
+
+def test_a_gpu_box_with_device_auto_is_planned_as_one() -> None:
+    assert plan_cores(16, device=assumed_device("auto", True, "2.9.1", None)).slots == 14
+    assert plan_cores(16, device=assumed_device("auto", False, "2.9.1", None)).slots == 12
+    assert device_here("cuda:1") == "cuda:1"
 
 
 sizes = st.none() | st.integers(1, 64)

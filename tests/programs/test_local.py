@@ -40,10 +40,11 @@ def test_a_learner_that_was_killed_is_told_with_how_to_go_on(tmp_path: Path) -> 
     assert last_words(4, False, "error: too many", tmp_path) == "error: too many"
 
 
-def test_a_named_gpu_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_planned_for_whether_it_is_named_or_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clawq.programs.local.available_cores", lambda: 16)
+    monkeypatch.setattr("clawq.programs.local.device_here", lambda wanted: "cuda:0" if wanted == "auto" else wanted)
     threads = {d: core_plan(config(tmp_path, learner={"device": d})).learner_threads for d in ("auto", "cpu", "cuda:0")}
-    assert threads == {"auto": 4, "cpu": 4, "cuda:0": 2}
+    assert threads == {"auto": 2, "cpu": 4, "cuda:0": 2}
 
 
 def test_a_run_by_rounds_gets_as_many_slots_as_its_rounds_have_seats(
