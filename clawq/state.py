@@ -10,6 +10,7 @@ directory shared by several machines works.
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from clawq.errors import UserError
 from clawq.json_text import parse_json
@@ -26,6 +27,7 @@ from clawq.procfs import boot_id, read_stat
 if TYPE_CHECKING:
     from clawq.config import Redis
 
+log = logging.getLogger(__name__)
 
 #: What stands for a password in a URL that is shown.
 HIDDEN = "***"
@@ -178,6 +180,26 @@ def replace_private(file: Path, text: str) -> Path:
     return file
 
 
+def hold(file: Path) -> IO[str] | None:
+    """The file, open and held by this process until it is closed; None if another one holds it.
+
+    A file system without locks holds nothing back: then it is ours, whoever else has it. Raises OSError if the file
+    cannot be made.
+    """
+    # flock ends with its holder, so a crash cannot leave the file locked.
+    import fcntl
+
+    lock = file.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    except OSError:
+        log.warning("%s is on a file system without locks; make sure that nobody else uses what it guards", file)
+    return lock
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     # flock ends with its holder, so a crash cannot leave the file locked.
@@ -188,4 +210,4 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["ServerState", "named_urls", "process_start", "replace_private", "resolve_urls", "state_dir"]
+__all__ = ["ServerState", "hold", "named_urls", "process_start", "replace_private", "resolve_urls", "state_dir"]

@@ -142,13 +142,15 @@ class Serving:
             log.error("%s", error)
         else:
             log.error("the actor failed", exc_info=error)
+        broken_off = 0
         try:
             # Before it is told: the end of this process begins when it is.
             if self._session is not None:
+                broken_off = self._session.episodes
                 self._session.let_go()
         except Exception:
             log.exception("what the actor had could not be sent")
-        self._parent.failed(error)
+        self._parent.failed(error, broken_off)
         try:
             self._close()
         except Exception:

@@ -66,7 +66,8 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
     fresh = kept is None and not (Path(config.folder).expanduser() / wanted).exists()
     run_id, folder = (wanted, prepare_folder(config, wanted)) if kept is None else (kept.id, kept.folder)
     tag, logs = new_tag() if kept is None else kept.tag, folder / "logs"
-    with refusing(folder, fresh), only_writer(folder), servers_for(config.redis, run_id, "learner", say) as servers:
+    # Whoever finds the folder in use leaves it as it is.
+    with only_writer(folder), refusing(folder, fresh), servers_for(config.redis, run_id, "learner", say) as servers:
         urls = servers.broker_url, servers.data_url
         enrol(Registration("learner", run_id, config.watchdog.learner_limits, urls=urls, run=tag))
         coordinator = start_coordinator(spawner, run_id, tag, logs, *urls)

@@ -18,11 +18,11 @@ from typing import Protocol
 
 from clawq import progress
 from clawq.config import RunConfig
-from clawq.cores import CorePlan, available_cores, plan_cores, thread_env
+from clawq.cores import CorePlan, available_cores, device_here, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError, UserError
 from clawq.programs.demonstration_file import check_readable
 from clawq.programs.memory import Machine, forecast
-from clawq.programs.run import is_unborn, open_run, prepare_folder, prepare_new_folder
+from clawq.programs.run import is_unborn, only_up, open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
 from clawq.registry import Registration, enrol
 from clawq.spawning.logfile import LogFile, log_level
@@ -131,9 +131,21 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
     check_readable(config.replay)
     fresh = order.resume is None and (order.run_id is None or not (Path(config.folder) / order.run_id).exists())
     run_id, folder = identity_of(order)
-    cores = core_plan(config)
+    with only_up(folder):
+        status = _run(order, run_id, folder, display, stop, household)
+        if status == UserError.exit_code and fresh and is_unborn(folder):
+            # What was wrong has been said, and nothing came of it.
+            shutil.rmtree(folder, ignore_errors=True)
+    return exit_status(status, stop.is_set())
+
+
+def _run(
+    order: LocalRun, run_id: str, folder: Path, display: Display, stop: threading.Event, household: Household
+) -> int:
+    """Start everything, follow it, end everything; the learner's own status."""
+    cores = core_plan(order.config)
     display.say(cores.text)
-    with servers_for(config.redis, run_id, "up", display.say) as servers:
+    with servers_for(order.config.redis, run_id, "up", display.say) as servers:
         try:
             enrol(Registration("up", f"up {run_id}", {"watch": WATCH_S}))
             household.watchdog = WatchdogKeeper(household.spawner)
@@ -145,20 +157,16 @@ def run_local(order: LocalRun, display: Display, stop: threading.Event, househol
             status = household.end()
     if status != 0 and household.learner is not None:
         display.say(last_words(status, stop.is_set(), household.learner.log.tail(30), folder))
-        if status == UserError.exit_code and fresh and is_unborn(folder):
-            # What was wrong has been said, and nothing came of it.
-            shutil.rmtree(folder, ignore_errors=True)
-    return exit_status(status, stop.is_set())
+    return status
 
 
 def core_plan(config: RunConfig) -> CorePlan:
-    """How the cores are divided. What `auto` will be only torch knows, which is not loaded here: CPU is assumed.
+    """How the cores are divided.
 
     A run that goes by rounds gets as many slots as its rounds have seats, unless the user names a number.
     """
-    cores, device = config.cores, config.learner.device
-    assumed = "cpu" if device == "auto" else device
-    plan = plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, assumed)
+    cores, device = config.cores, device_here(config.learner.device)
+    plan = plan_cores(available_cores(), cores.learner_threads, cores.slots, cores.actor_threads, device)
     if config.sync is None or cores.slots is not None:
         return plan
     return replace(plan, slots=max(plan.slots, config.sync.actors))
@@ -172,7 +180,7 @@ def check_memory(order: LocalRun) -> None:
     config, spec = order.config, None
     if order.resume is not None:
         spec = open_run(order.resume, order.config).spec
-    gpu = config.learner.device != "cpu" and Path("/dev/nvidiactl").exists()
+    gpu = device_here(config.learner.device) != "cpu" and Path("/dev/nvidiactl").exists()
     embedded = named_urls(config.redis) is None
     forecast(config, spec, gpu=gpu, server=None if embedded else 0).check(Machine.here())
 

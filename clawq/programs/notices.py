@@ -33,7 +33,7 @@ class Notices:
     Attributes:
         failures: how often what failed, `actor` and `evaluation`.
         recycled: actors that gave way to new ones, by the reason.
-        broken_off: episodes that were under way in those.
+        broken_off: episodes that were under way in those, and in actors that failed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -59,6 +59,7 @@ class Notices:
     def failed(self, what: str, facts: Mapping[str, Any]) -> str:
         """Count a failure (`actor` or `evaluation`) from its event's facts; returns what went wrong, in full."""
         self.failures[what] += 1
+        self._broke_off(facts)
         if what == "actor" and facts.get("reason") == SIMULATOR:
             self.recycled[SIMULATOR] += 1
         count, error = self.failures[what], str(facts.get("error") or "it gave no reason")
@@ -79,11 +80,14 @@ class Notices:
         """Count an actor that was recycled, from its event's facts."""
         why = str(facts.get("why"))
         self.recycled[why if why in RECYCLED else "other"] += 1
-        broken_off = facts.get("broken_off")
-        self.broken_off += broken_off if type(broken_off) is int and broken_off > 0 else 0
+        self._broke_off(facts)
         if why == "memory":
             text = f"an actor on {facts.get('worker')} held {facts.get('memory_mb')} MB and was recycled"
             self.tell_now_and_then("recycled", text, FAILURE_INTERVAL_S)
+
+    def _broke_off(self, facts: Mapping[str, Any]) -> None:
+        broken_off = facts.get("broken_off")
+        self.broken_off += broken_off if type(broken_off) is int and broken_off > 0 else 0
 
     def waited(self, facts: Mapping[str, Any]) -> None:
         """Tell, from a lease's report, for how long its actor could not send because Redis was full."""

@@ -112,10 +112,10 @@ class Parent:
         self._shown = ("", 0.0)
         self._send({"event": "done", "report": dict(report)})
 
-    def failed(self, error: BaseException) -> None:
-        """This process cannot go on."""
+    def failed(self, error: BaseException, broken_off: int = 0) -> None:
+        """This process cannot go on; so many episodes were under way."""
         text = str(error) if isinstance(error, ClawqError) else f"{type(error).__name__}: {error}"
-        self._send({"event": "failed", "kind": type(error).__name__, "error": text})
+        self._send({"event": "failed", "kind": type(error).__name__, "error": text, "broken_off": broken_off})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"

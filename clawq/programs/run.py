@@ -32,6 +32,7 @@ from clawq.config_file import to_yaml
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.programs.damaged import damaged, read_object
 from clawq.specs import EnvSpec
+from clawq.state import hold
 from clawq.transport.keys import RunKeys, new_tag
 from clawq.transport.urls import redact
 
@@ -188,22 +189,28 @@ def only_writer(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another living process has it.
     """
-    import fcntl
+    with _only_one(folder, "lock", "learner"):
+        yield
 
+
+@contextmanager
+def only_up(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this `clawq up`, which starts the learner that writes to it; UserError as above."""
+    with _only_one(folder, "up.lock", "`clawq up`"):
+        yield
+
+
+@contextmanager
+def _only_one(folder: Path, name: str, what: str) -> Iterator[None]:
     with writing(folder):
-        lock = (folder / "lock").open("a+")
+        lock = hold(folder / name)
+    if lock is None:
+        holder = (folder / name).read_text().strip()
+        raise UserError(
+            f"the run folder {folder} is in use by another {what} ({holder or 'just starting'}). "
+            "Stop that first, or choose another --run name."
+        )
     with lock:
-        try:
-            # flock ends with its holder, so a crash cannot leave the folder locked.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise UserError(
-                f"the run folder {folder} is in use by another learner ({lock.read().strip() or 'just starting'}). "
-                "Stop that first, or choose another --run name."
-            ) from None
-        except OSError:
-            log.warning("%s is on a file system without locks; make sure that it has only one learner", folder)
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()

@@ -78,4 +78,7 @@ def announce(embedded: EmbeddedRedis, owner: str, say: Callable[[str], None]) ->
     except OSError as error:
         say(f"this run cannot be announced on this machine ({error}); `clawq status` will not find it")
     except UserError:
-        say("another Redis of clawq is announced on this machine; this run's own servers stay private to it")
+        say(
+            "another Redis of clawq is announced on this machine; this run's own servers stay private to it. To look "
+            f"at it: CLAWQ_BROKER_URL='{embedded.broker_url}' CLAWQ_DATA_URL='{embedded.data_url}' clawq status"
+        )

@@ -26,11 +26,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 import redis
 
 from clawq.errors import StoreUnavailable, UserError
 from clawq.registry import TAG_VARIABLE, Record, Registration, Registry, describe
+from clawq.state import hold
 from clawq.transport.client import connect
 from clawq.transport.listening import Address, Tcp
 
@@ -146,11 +148,11 @@ class EmbeddedRedis:
         processes: the two server processes, broker first.
     """
 
-    def __init__(self, broker_url: str, data_url: str, sockets: Path) -> None:
+    def __init__(self, broker_url: str, data_url: str, sockets: Path, lock: IO[str]) -> None:
         self.broker_url = broker_url
         self.data_url = data_url
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._sockets = sockets
+        self._sockets, self._lock = sockets, lock
         self._ended = threading.Event()
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -178,8 +180,15 @@ class EmbeddedRedis:
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            lock = hold(folder / "lock")
         except OSError as error:
             raise UserError(f"the folder for Redis cannot be made: {error}") from None
+        if lock is None:
+            # Two brokers that write one append-only file would leave neither's.
+            raise UserError(
+                f"the folder {folder} is that of Redis servers that run now. Give these another one with --folder, or "
+                "the run another name with --run"
+            )
         sweep_socket_folders()
         sockets = Path(tempfile.mkdtemp(prefix=f"clawq-{os.getuid()}-{os.getpid()}-", dir=_socket_root()))
         try:
@@ -189,8 +198,9 @@ class EmbeddedRedis:
             )
         except BaseException:
             shutil.rmtree(sockets, ignore_errors=True)
+            lock.close()
             raise
-        servers = cls(broker.url, data.url, sockets)
+        servers = cls(broker.url, data.url, sockets, lock)
         commands = [
             (_command(binary, folder, "broker", _BROKER_MEMORY_MB, broker), broker),
             (_command(binary, folder, "data", data_memory_mb, data), data),
@@ -214,6 +224,7 @@ class EmbeddedRedis:
         if self._thread is not None:
             self._thread.join()
         shutil.rmtree(self._sockets, ignore_errors=True)
+        self._lock.close()
 
     def __enter__(self) -> "EmbeddedRedis":
         return self

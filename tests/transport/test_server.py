@@ -46,6 +46,13 @@ def start_parent(folder: Path) -> tuple["subprocess.Popen[str]", list[int], str]
     return parent, [int(pid) for pid in pids], url
 
 
+def test_a_folder_has_one_pair_of_servers_at_a_time(tmp_path: Path) -> None:
+    with EmbeddedRedis.start(tmp_path, 32), pytest.raises(UserError, match="that of Redis servers that run now"):
+        EmbeddedRedis.start(tmp_path, 32)
+    with EmbeddedRedis.start(tmp_path, 32) as servers:
+        assert connect(servers.broker_url).ping()
+
+
 @pytest.mark.skipif(not parent_death_signal_works(), reason="the kernel has no parent-death signal")
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_killing_the_parent_leaves_no_server(tmp_path: Path, eventually: Callable[..., None], sign: int) -> None:
