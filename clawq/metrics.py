@@ -95,7 +95,7 @@ CATALOGUE: Mapping[str, Metric] = MappingProxyType(
         "recycled/*": Metric(
             "actors", "gave way to new ones, by reason: memory, fragments, simulator", "as configured"
         ),
-        "broken_off_episodes": Metric("episodes", "under way in actors that were recycled"),
+        "broken_off_episodes": Metric("episodes", "under way in actors that were recycled or failed"),
         "evaluation_failures": Metric("failures", "evaluations that failed or were given up", "0"),
         "workers_reaped_total/*": Metric("processes", "ended by a watchdog, by reason (board only)", "0"),
         "drops/*": Metric("env steps", "not used, by reason", "0"),

@@ -4,7 +4,7 @@
                      {"op":"retire"}                  end after the fragment at work, once everything was sent
     actor → worker   {"event":"ready"}                                       after its heavy imports
                      {"event":"progress","phase":p,"env_steps":n}            at most every 0.5 s, only by real progress
-                     {"event":"done","report":{...}}   {"event":"failed","kind":k,"error":text}
+                     {"event":"done","report":{...}}   {"event":"failed","kind":k,"error":text,"broken_off":n}
 
 SIGTERM lets it end in order; EOF tells it to exit at once. `run_lease` sends one lease and waits for its end; it ends
 the lease early when the worker shuts down, and raises Failure when the actor fails, dies, hangs (no progress for the
@@ -135,9 +135,10 @@ class ActorProcess:
         child: the process, with a control socket.
         run_tag: of the one run that it serves.
         patience: when it counts as hung.
+        envs: how many it steps.
     """
 
-    def __init__(self, child: Child, run_tag: str, patience: Patience) -> None:
+    def __init__(self, child: Child, run_tag: str, patience: Patience, envs: int = 0) -> None:
         if child.control is None:
             raise ValueError("an actor needs a control socket")
         self.child = child
@@ -147,6 +148,7 @@ class ActorProcess:
         self._unread = b""
         self._ready = False
         self._retiring = ""
+        self._envs, self._stepping = envs, False
         self.run_tag = run_tag
 
     def run_lease(
@@ -177,6 +179,7 @@ class ActorProcess:
                     watch.moved("start")
                 elif event == "progress":
                     watch.moved(str(message.get("phase", "step")))
+                    self._stepping = self._stepping or watch.phase == "step"
                 elif event == "done":
                     report = message.get("report")
                     report = dict(report) if isinstance(report, Mapping) else {}
@@ -184,17 +187,25 @@ class ActorProcess:
                 elif event == "failed":
                     kind = str(message.get("kind", "error"))
                     kind = SIMULATOR if kind == SimulatorFailed.__name__ else kind
-                    self.fail(kind, str(message.get("error", "")), grace_s=1.0)
+                    self.fail(kind, str(message.get("error", "")), 1.0, message.get("broken_off"))
             if (trouble := watch.trouble()) is not None:
                 self.child.dump_stacks()
                 self.fail(*trouble)
             self.child.log.trim()
 
-    def fail(self, kind: str, text: str, grace_s: float = 0.0) -> None:
+    def fail(self, kind: str, text: str, grace_s: float = 0.0, broken_off: object = None) -> None:
         """End the process tree and raise Failure; the text has the end of its log."""
         self.child.end_tree(grace_s, f"{kind}: {text}")
         # Enough lines for the stacks of all threads.
-        raise Failure(kind, text, self.child.log.tail(60))
+        self._raise(Failure(kind, text, self.child.log.tail(60)), broken_off)
+
+    def _raise(self, failure: Failure, broken_off: object = None) -> None:
+        """Say too how many episodes went with it; if it did not say, one of each env that it had stepped."""
+        if type(broken_off) is int and 0 <= broken_off <= self._envs:
+            failure.broken_off = broken_off
+        elif self._stepping:
+            failure.broken_off = self._envs
+        raise failure
 
     def close(self, grace_s: float = 1.0) -> None:
         """Let the actor go: SIGTERM, on which it sends what it has and gives its slot back; after `grace_s` SIGKILL."""
@@ -254,7 +265,7 @@ class ActorProcess:
 
     def _died(self) -> None:
         status = self.child.end_tree(grace_s=1.0)
-        raise Failure(*how_it_ended(status, self.child.ooms), self.child.log.tail())
+        self._raise(Failure(*how_it_ended(status, self.child.ooms), self.child.log.tail()))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

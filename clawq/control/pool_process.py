@@ -157,7 +157,7 @@ class PoolProcess:
         child = self.spawner.spawn(
             ACTOR_PROGRAM, self.log_file(lease.slot), self.child_env(run), control=True, registration=known
         )
-        return ActorProcess(child, str(run["tag"]), Patience.of_run(limits, settings.stall_s))
+        return ActorProcess(child, str(run["tag"]), Patience.of_run(limits, settings.stall_s), _run_envs(run))
 
 
 _lock = threading.Lock()
@@ -202,6 +202,10 @@ def _child_index() -> int:
 def _run_threads(run: dict[str, Any]) -> int:
     cores = run.get("config", {}).get("cores") or {}
     return int(cores.get("actor_threads") or 1)
+
+
+def _run_envs(run: dict[str, Any]) -> int:
+    return int(run.get("config", {}).get("environment", {}).get("num_envs") or 0)
 
 
 # A fork while another thread holds the lock would leave it locked in the child for ever.

@@ -8,7 +8,7 @@ ignored by who waits for it.
 Events appended (all with `worker`):
 
     lease               slot, env_steps, fragments, episodes, reason, dropped
-    actor_failed        slot, reason (one word), error (with the end of the actor's log)
+    actor_failed        slot, reason (one word), error (with the end of the actor's log), broken_off (episodes)
     actor_recycled      slot, why (`memory` or `fragments`), memory_mb, made (fragments), broken_off (episodes)
     evaluation_started  id, label, version
     evaluation          id, label, version, and the numbers of clawq.programs.evaluate
@@ -55,7 +55,8 @@ def rollout(run_id: str, seconds: float) -> dict[str, Any]:
             # The worker is ending and the actor was still starting, or had too much to send. No fault to report.
             log.warning("run %s: %s", run.run_id, failure)
             return {"reason": "worker_stopping"}
-        _report_failure(place, run, "actor_failed", failure, {"slot": failure.slot})
+        facts = {"slot": failure.slot, "broken_off": failure.broken_off}
+        _report_failure(place, run, "actor_failed", failure, facts)
         return {"reason": "actor_failed", "failure": failure.kind}
     if "slot" in report:
         _append(place, run, "lease", {"worker": worker, **report})

@@ -23,9 +23,10 @@ class Failure(ActorFailed):
             the program's own.
         reason: one sentence.
         slot: where, if it was an actor.
+        broken_off: episodes that were under way in it.
     """
 
-    slot = ""
+    slot, broken_off = "", 0
 
     def __init__(self, kind: str, reason: str, log_tail: str) -> None:
         self.kind, self.reason = kind, reason

@@ -48,6 +48,7 @@ def test_an_actor_that_made_its_fragments_or_whose_simulator_fails_gives_way_and
     [failure] = bench.wait_events(broken, "actor_failed")
     assert failure.facts["reason"] == "simulator"
     assert "the simulator is lost" in failure.facts["error"]
+    assert failure.facts["broken_off"] == 2
     steps = Counter[int]()
     for meta in metas(bench, broken):
         steps[meta.life] += meta.steps * meta.envs
@@ -98,3 +99,34 @@ def test_C15_a_leaking_actor_is_recycled_between_fragments_once_per_cool_down(be
 
 def _sent(bench: "Bench", run: RunRecord, count: int) -> bool:
     return len(bench.entries(run)) == count
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("pool", ["threads", "prefork", "solo"])
+def test_each_end_of_a_simulator_says_what_it_was_and_what_went_with_it(bench: "Bench", pool: str) -> None:
+    worker = bench.worker(pool, supervised=True)
+    ends = {
+        "simulator": ("simulator", "the simulator is lost"),
+        "abort": ("simulator", "exited with status 86: its simulator could not go on"),
+        "exit": ("died", "exited with status 3"),
+        "raise": ("RuntimeError", "fault on purpose at step 60"),
+    }
+    for kind, (reason, words) in ends.items():
+        once = str(bench.folder / kind)
+        run = bench.run(kind, {"fault": {"kind": kind, "at": 60, "once_file": once}}, actors={"fragment_s": 0.05})
+        bench.lease(run, 30.0)
+        [failure] = bench.wait_events(run, "actor_failed", timeout_s=60.0)
+        assert failure.facts["reason"] == reason
+        assert words in failure.facts["error"]
+        assert failure.facts["broken_off"] == 2, "both envs were in an episode"
+        # All that could be sent was: an error tells, an end does not
+        made = Counter[int]()
+        for meta in metas(bench, run):
+            made[meta.life] += meta.steps * meta.envs
+        assert sum(made.values()) == 59 * 2 if kind in ("simulator", "raise") else sum(made.values()) < 60 * 2
+        # And the slot works again, after its back-off
+        bench.lease(run, 2.0)
+        bench.wait_events(run, "lease", timeout_s=60.0)
+        bench.registry.remove(run.run_id)
+    assert worker.stop(timeout_s=60.0)[0] == 0

@@ -32,6 +32,9 @@ def test_failures_are_all_counted_and_told_now_and_then() -> None:
     notices.failed("actor", {"error": ""})
     assert notices.recent == "an actor failed (7 failures so far): it gave no reason"
     assert notices.failures == {"actor": 7, "evaluation": 0}
+    for told, count in ((8, 8), (-3, 8), ("x", 8), (True, 8), (None, 8), (4, 12)):
+        notices.failed("actor", {"broken_off": told})
+        assert notices.broken_off == count
 
 
 def test_topics_do_not_silence_one_another() -> None:
