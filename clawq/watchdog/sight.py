@@ -51,6 +51,8 @@ class Sight:
         self._measured_s = self._gpu_s = float("-inf")
         self._gpu: tuple[GpuUse, ...] = ()
         self._good: dict[str, int] = {}
+        # Kept: each new one has a buffer of a megabyte, which only the garbage collector takes back.
+        self._clients: dict[str, Any] = {}
         #: tag -> monotonic time of our SIGKILL.
         self.killed: dict[str, float] = {}
 
@@ -140,19 +142,26 @@ class Sight:
     def _ask_redis(self, records: Iterable[Record]) -> dict[str, "Served"]:
         """See which servers answer; returns what they say of each worker (by tag)."""
         records = list(records)
+        for url in self._clients.keys() - {url for record in records for url in record.urls}:
+            self._clients.pop(url).close()
         self._good = {url: self._counted(url) for url in {record.urls[1] for record in records if record.urls[1]}}
         served = {}
         for record in records:
             if record.role == "worker" and self._good.get(record.urls[1]):
                 with contextlib.suppress(TransportError):
-                    served[record.tag] = _served(record)
+                    served[record.tag] = _served(record, *map(self._client, record.urls))
         return served
+
+    def _client(self, url: str) -> Any:
+        if url not in self._clients:
+            self._clients[url] = connect(url, timeout_s=ANSWER_S)
+        return self._clients[url]
 
     def _counted(self, url: str) -> int:
         """Good looks in a row, this one included; 0 if the server does not answer now."""
         try:
-            client: Any = connect(url, timeout_s=ANSWER_S)
-            with contextlib.closing(client), translated(client):
+            client = self._client(url)
+            with translated(client):
                 client.ping()
         except TransportError:
             return 0
@@ -168,16 +177,13 @@ class Served:
     silent: bool = False
 
 
-def _served(record: Record) -> Served:
-    broker: Any = connect(record.urls[0], timeout_s=ANSWER_S)
-    data: Any = connect(record.urls[1], timeout_s=ANSWER_S)
-    with contextlib.closing(broker), contextlib.closing(data):
-        only = set(record.facts.get("runs") or ())
-        runs = [run for run in RunRegistry(broker).list() if run.state in _ACTIVE and (not only or run.run_id in only)]
-        with translated(broker):
-            waiting = sum(int(broker.llen(CELERY_PREFIX + queue_name(run.run_id))) for run in runs)
-        name = record.facts.get("name")
-        return Served(waiting, any(name not in Heartbeats(data, run.keys).read() for run in runs))
+def _served(record: Record, broker: Any, data: Any) -> Served:
+    only = set(record.facts.get("runs") or ())
+    runs = [run for run in RunRegistry(broker).list() if run.state in _ACTIVE and (not only or run.run_id in only)]
+    with translated(broker):
+        waiting = sum(int(broker.llen(CELERY_PREFIX + queue_name(run.run_id))) for run in runs)
+    name = record.facts.get("name")
+    return Served(waiting, any(name not in Heartbeats(data, run.keys).read() for run in runs))
 
 
 __all__ = ["ANSWER_S", "GPU_S", "MEMORY_S", "Sight"]

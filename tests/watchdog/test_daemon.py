@@ -15,6 +15,7 @@ import pytest
 
 from clawq.procfs import Identity
 from clawq.spawning.logfile import LogFile
+from clawq.transport.client import connect
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.daemon import AlreadyWatched, Watchdog, only_watchdog, watchdog_pid
 from clawq.watchdog.notify import notify
@@ -271,3 +272,28 @@ def test_the_audit_log_is_bounded_and_survives_torn_lines(kennel: "Kennel") -> N
     assert audit.lines()[-1]["why"] == "number 39"
     assert audit.file.stat().st_size + audit.file.with_name("audit.jsonl.1").stat().st_size < 6000
     assert json.loads(audit.file.read_text().splitlines()[0])["tag"] == child.tag
+
+
+def test_its_own_memory_does_not_grow_with_every_look_at_redis(
+    kennel: "Kennel", own_servers: "EmbeddedRedis", restart_data: Callable[["EmbeddedRedis"], None], quick: Policy
+) -> None:
+    urls = own_servers.broker_url, own_servers.data_url
+    kennel.record(kennel.child(IDLE, {"step": 600.0}), role="worker", urls=urls)
+    look = connect(own_servers.data_url)
+
+    def connections() -> int:
+        return int(look.info("stats")["total_connections_received"])
+
+    watchdog = Watchdog(kennel.registry, quick)
+    watchdog.turn()
+    before = connections()
+    for _ in range(20):
+        watchdog.turn()
+    # Each new connection has a buffer of a megabyte that only the garbage collector takes back.
+    assert connections() == before
+    # A server that was started again is found again.
+    restart_data(own_servers)
+    assert not [one for one in watchdog.turn() if one.action == "end"]
+    watchdog.turn()
+    assert watchdog._sight._good[own_servers.data_url] > 0
+    look.close()
