@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from clawq.programs.session import invite_actors, open_session, start_coordinato
 from clawq.programs.suitability import check_suitable
 from clawq.registry import Registration, enrol
 from clawq.spawning.failure import Failure
-from clawq.spawning.logfile import LogFile, log_level
+from clawq.spawning.logfile import LIMIT_BYTES, LogFile, log_level
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
 from clawq.specs import EnvSpec
@@ -122,9 +123,9 @@ def check_same_spec(run: Run, spec: EnvSpec) -> None:
         )
 
 
-def log_to(path: Path, level: str) -> None:
-    """Send this process's log records of that level to a file; warnings go to stderr too."""
-    file = logging.FileHandler(path, encoding="utf-8")
+def log_to(path: Path, level: str, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Send this process's log records of that level to a file; warnings go to stderr too. A full file becomes `.1`."""
+    file = RotatingFileHandler(path, maxBytes=limit_bytes, backupCount=1, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     # `clawq up` passes on what its learner says on stdout, and keeps stderr for the end.
     loud = logging.StreamHandler(sys.stdout if os.environ.get("CLAWQ_UP") else sys.stderr)

@@ -1,5 +1,6 @@
 """What `clawq up` decides and says by itself; whole runs are in tests/integration/test_up.py."""
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from clawq.config import RunConfig
 from clawq.errors import UserError
-from clawq.programs.daemon import Order, run_daemon
+from clawq.programs.daemon import Order, log_to, run_daemon
 from clawq.programs.local import Household, LocalRun, core_plan, last_words, run_local
 
 
@@ -66,3 +67,22 @@ def test_bad_demonstrations_are_refused_before_anything_is_made(tmp_path: Path, 
     with pytest.raises(UserError, match=r"^replay\.demonstrations: "):
         run_daemon(Order(wanted), threading.Event(), print)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_learners_own_log_is_bounded_too(tmp_path: Path) -> None:
+    root, raising = logging.getLogger(), logging.raiseExceptions
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    try:
+        log_to(tmp_path / "learner.log", "INFO", limit_bytes=10_000)
+        for number in range(1000):
+            logging.info("line %d of what a learner of many weeks has to say", number)
+        files = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+        assert set(files) == {"learner.log", "learner.log.1"}
+        assert max(files.values()) <= 10_000
+        assert "line 999" in (tmp_path / "learner.log").read_text()
+    finally:
+        for made in root.handlers:
+            made.close()
+        root.handlers, logging.raiseExceptions = handlers, raising
+        root.setLevel(level)
