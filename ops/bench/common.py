@@ -160,6 +160,8 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.4g}") if abs(value) < 1000 else round(value)
     if isinstance(value, list | tuple):
         return [rounded(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: rounded(each) for name, each in value.items()}
     return value
 
 
