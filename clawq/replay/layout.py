@@ -28,7 +28,7 @@ class Numbers:
     """The fragments of a layout as arrays, oldest first.
 
     Attributes:
-        names: of slots and workers.
+        names: of the slots and workers of these fragments, sorted.
         table: int64 [F, 10]: slot and worker (as indices of `names`), epoch, seq, produced, start, steps, envs, tail,
             created_ms.
         running: bool [sum of N]; see Placed.
@@ -71,7 +71,17 @@ class Register:
         table = np.array(rows, np.int64).reshape(-1, _NUMBERS)
         self._table, self._running = np.concatenate((self._table[gone:], table)), np.concatenate(running)
         self._added = added
-        return Numbers(tuple(self._index), self._table, self._running)
+        return self._canonical()
+
+    def _canonical(self) -> Numbers:
+        """The numbers, the same for the same fragments: not a function of whom this process met, and in which order."""
+        known, (names, rest) = list(self._index), np.split(self._table, [2], axis=1)
+        used = np.flatnonzero(np.bincount(names.ravel(), minlength=len(known))).tolist()
+        ordered = sorted(used, key=known.__getitem__)
+        places = np.zeros(len(known), np.int64)
+        places[ordered] = np.arange(len(ordered))
+        table = np.concatenate((places[names], rest), axis=1)
+        return Numbers(tuple(known[index] for index in ordered), table, self._running)
 
     def _row(self, p: Placed) -> tuple[int, ...]:
         slot, worker = (self._index.setdefault(name, len(self._index)) for name in (p.slot, p.worker))

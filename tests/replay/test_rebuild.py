@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learners import assert_identical
 
 from clawq.core import Entry
 from clawq.errors import CheckpointInvalid
@@ -78,13 +79,10 @@ def assert_same(one: ReplayRing, other: ReplayRing) -> None:
     slots = owned(one) % one.capacity
     for ours, theirs in zip(one.columns, other.columns, strict=True):
         np.testing.assert_array_equal(ours.numpy()[slots], theirs.numpy()[slots])
-    for ours_, theirs_ in zip(one.layout().placed, other.layout().placed, strict=True):
-        assert (ours_.slot, ours_.epoch, ours_.seq, ours_.start) == (
-            theirs_.slot,
-            theirs_.epoch,
-            theirs_.seq,
-            theirs_.start,
-        )
+    first, second = one.layout(), other.layout()
+    # Names too: of a ring that goes on since long ago as of one that was just made again.
+    assert_identical(first.state_dict(), second.state_dict())
+    for ours_, theirs_ in zip(first.placed, second.placed, strict=True):
         assert sorted(ours_.last_obs) == sorted(theirs_.last_obs)
 
 
