@@ -19,6 +19,10 @@ from clawq.core import OVER, Stream, Vanished
 
 #: The id before all others.
 START = "0-0"
+#: Why acknowledged entries were never read: trimming did not wait for this reader; or it was before the reader began.
+TRIMMED, BEFORE = "trimmed", "before_it_began"
+#: The same: the server came back without them; or the run had finished, and its streams were deleted with it.
+SERVER_LOST, DELETED = "server_lost", "deleted_with_run"
 #: Of a slot that another server does not know.
 NOTHING_FOUND = Vanished(0, 0, START)
 
@@ -183,3 +187,9 @@ class Places:
 
 
 __all__ = ["NOTHING_FOUND", "START", "Gone", "Place", "Places"]
+
+
+def loss(before: str, now: str) -> str:
+    """Why what was unread on the server `before` is lost, when it is `now` (see transport.restarts.server_of)."""
+    # On the same server process only the run's keys can have been deleted.
+    return DELETED if before.partition("/")[0] == now.partition("/")[0] else SERVER_LOST

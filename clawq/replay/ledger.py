@@ -36,23 +36,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from clawq.core import FIRST, Slots, Stream, Vanished
-from clawq.places import Place, Places
+from clawq.places import BEFORE, DELETED, SERVER_LOST, Place, Places, loss
 from clawq.replay.voiding import KeptNotices
 from clawq.types import FragmentMeta
 
 #: Epochs, and lives of actors, remembered for one slot. An entry of an epoch older than all of these is taken for a
 #: repetition.
 KEPT_EPOCHS = 16
-#: Why entries that were there were never read: trimming did not wait for this reader.
-TRIMMED = "trimmed"
-#: The same, of entries that were trimmed before this reader began.
-BEFORE = "before_it_began"
 #: Slots that are gone and of which everything is remembered: more than Redis remembers (`transport.trimming`).
 KEPT_GONE = 2048
-#: Why acknowledged entries were never read: the server came back without them.
-SERVER_LOST = "server_lost"
-#: The same, of a run that had finished: its streams were deleted with it, and it was taken up again afterwards.
-DELETED = "deleted_with_run"
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
 #: Reason of a refusal: the fragment is older than the staleness contract allows.
@@ -352,9 +344,7 @@ class Ledger:
         before, self._server = self._server, server
         if before in ("", server):
             return False
-        # On the same server process only the run's keys can have been deleted.
-        deleted = self._finished or before.partition("/")[0] == server.partition("/")[0]
-        self._lost, self._finished = DELETED if deleted else SERVER_LOST, False
+        self._lost, self._finished = DELETED if self._finished else loss(before, server), False
         return True
 
     def vanished(self, slot: str, found: Vanished, unsettled: int) -> None:

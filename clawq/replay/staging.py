@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clawq.core import Entry, Slots, Vanished
-from clawq.places import NOTHING_FOUND, Place
-from clawq.replay.ledger import TRIMMED, Counts, Ledger, Missed, Settled
+from clawq.places import NOTHING_FOUND, TRIMMED, Place
+from clawq.replay.ledger import Counts, Ledger, Missed, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
 
 

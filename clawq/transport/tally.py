@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from clawq.core import Entry, Slots, Stream, Vanished
-from clawq.places import NOTHING_FOUND, Places
+from clawq.places import BEFORE, NOTHING_FOUND, TRIMMED, Places, loss
 from clawq.transport.books import Position, positions_of
-
-#: Why entries that were there were never read.
-TRIMMED, BEFORE, SERVER_LOST = "trimmed", "before_it_began", "server_lost"
 
 
 @dataclass(slots=True)
@@ -80,7 +77,10 @@ class Tally:
     def _gap(self, reason: str, slot: str, stream: Stream, upto: int, missed: int) -> None:
         if missed > 0:
             self._places.miss(slot, stream, upto, missed)
-            self._sums.gaps[reason] = self._sums.gaps.get(reason, 0) + missed
+            self._count(reason, missed)
+
+    def _count(self, reason: str, missed: int) -> None:
+        self._sums.gaps[reason] = self._sums.gaps.get(reason, 0) + missed
 
     def on_server(self, server: str, found: Mapping[str, Vanished]) -> None:
         """See StreamReader.tell_server; called when all that was read before was taken over."""
@@ -91,7 +91,7 @@ class Tally:
             one = found.get(slot, NOTHING_FOUND)
             self._places.vanished(slot, one, 0)
             if one.lost:
-                self._sums.gaps[SERVER_LOST] = self._sums.gaps.get(SERVER_LOST, 0) + one.lost
+                self._count(loss(before, server), one.lost)
         self._places.moved()
 
     def on_slots(self, slots: Slots) -> None:
@@ -100,7 +100,7 @@ class Tally:
             self._found = dict(slots.born)
             before = self._places.begin(slots.swept)
             if before:
-                self._sums.gaps[BEFORE] = self._sums.gaps.get(BEFORE, 0) + before
+                self._count(BEFORE, before)
         self._places.look(slots.epochs, slots.swept)
         self._found = {slot: born for slot, born in self._found.items() if slots.born.get(slot) == born}
 
