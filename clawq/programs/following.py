@@ -22,6 +22,7 @@ from typing import Any
 from clawq.config import RunConfig
 from clawq.errors import ClaimHeld, UserError
 from clawq.programs.source_end import How, SourceEnd
+from clawq.programs.upkeep import Kept
 from clawq.specs import EnvSpec
 from clawq.transport.client import connect
 from clawq.transport.control import RunRegistry
@@ -122,7 +123,7 @@ class Following:
     def __init__(self, reader: StreamReader, source: Source, data: Any, broker: Any) -> None:
         self._reader, self._source = reader, source
         self._end = SourceEnd(data, broker, source.run_id, source.tag)
-        self._told: dict[str, str] = {}
+        self._kept = Kept(reader)
         #: A checkpoint would let the source go on.
         self.pressed = False
 
@@ -138,9 +139,7 @@ class Following:
     def tend(self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]) -> None:
         """Be there, and tell how far this reader will never read again."""
         self._reader.beat()
-        if checkpointed != self._told:
-            self._reader.checkpointed(checkpointed)
-            self._told = dict(checkpointed)
+        self._kept.tell(checkpointed)
 
     def squeeze(
         self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]
@@ -152,5 +151,5 @@ class Following:
         unread = sum(self._reader.unread_entries().values())
         self._end.look(unread)
         # A source that is being finished waits for what its required readers have not checkpointed.
-        self.pressed = self._end.finishing and self._reader.cursors() != self._told
+        self.pressed = self._end.finishing and self._reader.cursors() != self._kept.told
         return {"unread_fragments": float(unread)}

@@ -28,6 +28,27 @@ OUT_SHARE = 0.98
 WINDOWS_SHARE, LEAST_WINDOW_BYTES = 0.5, 65_536
 
 
+class Kept:
+    """Tells how far a reader's checkpoint goes, once for each checkpoint.
+
+    Args:
+        reader: whose it is.
+
+    Attributes:
+        told: slot -> id behind which all is in the checkpoint that was told last.
+    """
+
+    def __init__(self, reader: StreamReader) -> None:
+        self.told: dict[str, str] = {}
+        self._reader = reader
+
+    def tell(self, checkpointed: Mapping[str, str]) -> None:
+        """Tell it, if it is another one."""
+        if checkpointed != self.told:
+            self._reader.checkpointed(checkpointed)
+            self.told = dict(checkpointed)
+
+
 class Upkeep:
     """See the module's text.
 
@@ -56,7 +77,7 @@ class Upkeep:
         self._reader, self._readers, self._memory = reader, readers, memory
         self._budget_bytes = self._allowed_bytes = budget_bytes
         self._run_id = run_id
-        self._told: dict[str, str] = {}
+        self._kept = Kept(reader)
         self._out_of_memory: str | None = None
         self._found_before = False
 
@@ -73,9 +94,7 @@ class Upkeep:
             beside: the like of readers that are waited for whatever their role: the learner's own archive.
         """
         self._reader.trim(checkpointed, self._allowed_bytes, window_bytes, beside)
-        if checkpointed != self._told:
-            self._reader.checkpointed(checkpointed)
-            self._told = dict(checkpointed)
+        self._kept.tell(checkpointed)
 
     def squeeze(
         self, checkpointed: Mapping[str, str], window_bytes: int, beside: Mapping[str, Mapping[str, str]]
