@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from waiting import wait_for
 
 from clawq.transport.client import connect
 from clawq.transport.control import delete_run
@@ -179,14 +180,6 @@ def restart_data() -> Callable[[EmbeddedRedis], None]:
         wait_for(lambda: _answers(servers.data_url), "the new data server answers")
 
     return restart
-
-
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
-    """Wait until the condition holds; fail with `what` if it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {what}"
-        time.sleep(0.01)  # the interval of looking, not a guess at how long it takes
 
 
 def _answers(url: str) -> bool:

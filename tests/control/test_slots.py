@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.shutdown import Shutdown
@@ -61,13 +62,6 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, results
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

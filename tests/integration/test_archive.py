@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clawq_process import ROOT, Clawq
+from cluster import POINT, Cluster
 
 from clawq.programs.logbook import open_logbook
 from clawq.transport.archive import Archive
-from clawq.transport.client import connect
-from clawq.transport.control import RunRegistry
 from clawq.transport.keys import RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.segment_index import segment_paths
-from clawq.transport.server import EmbeddedRedis
 
 Eventually = Callable[..., None]
-CONFIG = str(ROOT / "configs" / "point.yaml")
 #: Large fragments, and streams that hold few of them: the log is soon larger than what Redis keeps of it.
 WORDS = (
     "evaluation.interval_s=null", "evaluation.final_episodes=2", "record.animation=false", "budget={}",
@@ -29,14 +25,10 @@ WORDS = (
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[tuple[Clawq, Any, RunRegistry]]:
-    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
-    home = Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url)
-    data = connect(servers.data_url)
-    yield home, data, RunRegistry(connect(servers.broker_url))
-    home.close()
-    data.close()
-    servers.stop()
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
 
 
 def acknowledged(data: Any, keys: RunKeys) -> dict[str, int]:
@@ -48,16 +40,14 @@ def acknowledged(data: Any, keys: RunKeys) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_archive_has_every_fragment_once_though_the_learner_is_killed(
-    home: tuple[Clawq, Any, RunRegistry], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clawq, data, registry = home
+    clawq, data = cluster.home, cluster.data
     clawq.start("worker", "start", "--slots", "1", "--name", "w")
-    first = clawq.start("learner", "start", CONFIG, f"folder={clawq.runs}", *WORDS, "--run", "r1")
+    first = clawq.start("learner", "start", POINT, f"folder={clawq.runs}", *WORDS, "--run", "r1")
     folder = clawq.runs / "r1"
     eventually(lambda: len(segment_paths(folder / "archive")) >= 4, "four segments", 90)
-    record = registry.get("r1")
-    assert record is not None
-    keys = record.keys
+    keys = cluster.keys("r1")
     # When it is killed, and goes on
     first.process.kill()
     first.wait(5)

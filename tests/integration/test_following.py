@@ -5,45 +5,27 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from books import assert_books_balance
-from clawq_process import ROOT, Clawq, Command
+from clawq_process import Command
+from cluster import POINT, Cluster
 
 from clawq.programs.checkpoint import Checkpoints
 from clawq.replay.ledger import Ledger
-from clawq.transport.client import connect
-from clawq.transport.control import RunRegistry
 from clawq.transport.keys import RunKeys
 from clawq.transport.registry import Readers
-from clawq.transport.server import EmbeddedRedis
 from clawq.transport.stream import parse_id, parse_trimmed
 
 Eventually = Callable[..., None]
 QUICK = ("evaluation.interval_s=null", "evaluation.final_episodes=2", "record.animation=false", "budget={}")
 
 
-class Pair:
+class Pair(Cluster):
     """A run with actors, and what follows it."""
 
-    def __init__(self, servers: EmbeddedRedis, home: Clawq) -> None:
-        self.home = home
-        self.data: Any = connect(servers.data_url)
-        self.registry = RunRegistry(connect(servers.broker_url))
-
     def learner(self, run: str, *words: str) -> Command:
-        point = str(ROOT / "configs" / "point.yaml")
-        return self.home.start("learner", "start", point, f"folder={self.home.runs}", *QUICK, *words, "--run", run)
-
-    def keys(self, run: str) -> RunKeys:
-        record = self.registry.get(run)
-        assert record is not None
-        return record.keys
-
-    def number(self, run: str, name: str) -> float:
-        values = [line[name] for line in self.home.metrics(run) if line.get(name) is not None]
-        return float(values[-1]) if values else 0.0
+        return self.home.start("learner", "start", POINT, f"folder={self.home.runs}", *QUICK, *words, "--run", run)
 
     def trimmed(self, keys: RunKeys) -> tuple[int, int]:
         """Id of the last entry that was trimmed from the one slot's stream."""
@@ -61,12 +43,9 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
-    pair = Pair(servers, Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url))
+    pair = Pair(tmp_path)
     yield pair
-    pair.home.close()
-    pair.data.close()
-    servers.stop()
+    pair.close()
 
 
 @pytest.mark.slow

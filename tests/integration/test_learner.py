@@ -11,29 +11,21 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from books import assert_books_balance
-from clawq_process import ROOT, Clawq, Command
+from clawq_process import Command
+from cluster import POINT, Cluster
 
 from clawq.cli.tune import ask
 from clawq.errors import ClawqError
 from clawq.programs.checkpoint import Checkpoints
-from clawq.transport.client import connect
 from clawq.transport.codec import peek_meta
-from clawq.transport.control import RunRecord, RunRegistry
 from clawq.transport.server import EmbeddedRedis
 from clawq.types import FragmentMeta
 
 Eventually = Callable[..., None]
-POINT = str(ROOT / "configs" / "point.yaml")
 
 
-class Cluster:
-    """Two servers, and learners and workers that were told where they are."""
-
-    def __init__(self, servers: EmbeddedRedis, home: Clawq) -> None:
-        self.servers, self.home = servers, home
-        self.data: Any = connect(servers.data_url)
-        self.registry = RunRegistry(connect(servers.broker_url))
+class Town(Cluster):
+    """A cluster with learners and workers."""
 
     def learner(self, run: str, *overrides: str) -> Command:
         quick = ("evaluation.interval_s=null", "evaluation.final_episodes=2", "record.animation=false")
@@ -47,42 +39,22 @@ class Cluster:
     def worker(self, name: str, slots: int = 1) -> Command:
         return self.home.start("worker", "start", "--slots", str(slots), "--name", name)
 
-    def record(self, run: str) -> RunRecord:
-        record = self.registry.get(run)
-        assert record is not None
-        return record
-
-    def stop(self, run: str) -> dict[str, Any]:
-        """Stop the run's learner in order; returns what became of all experience, after checking that it adds up."""
-        keys = self.record(run).keys
-        assert self.home.call("learner", "stop", run).status == 0
-        return assert_books_balance(self.data, keys, self.home.runs / run)
-
     def newest(self, stream: str) -> FragmentMeta:
         """Header of the newest fragment in a stream."""
         entries: Any = self.data.xrevrange(stream, count=1)
         return peek_meta(entries[0][1][b"f"])
 
-    def number(self, run: str, name: str) -> float:
-        """The newest value of a metric, 0 before there is one."""
-        values = [line[name] for line in self.home.metrics(run) if line.get(name) is not None]
-        return float(values[-1]) if values else 0.0
-
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
-    home = Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url)
-    cluster = Cluster(servers, home)
-    yield cluster
-    home.close()
-    cluster.data.close()
-    servers.stop()
+def cluster(tmp_path: Path) -> Iterator[Town]:
+    town = Town(tmp_path)
+    yield town
+    town.close()
 
 
 @pytest.mark.timeout(120)
 def test_workers_may_start_before_and_after_the_learner_and_leave_at_any_time(
-    cluster: Cluster, eventually: Eventually
+    cluster: Town, eventually: Eventually
 ) -> None:
     first = cluster.worker("first")
     learner = cluster.learner("r1", "budget={}")
@@ -110,7 +82,7 @@ def test_workers_may_start_before_and_after_the_learner_and_leave_at_any_time(
 
 
 @pytest.mark.timeout(60)
-def test_a_second_learner_of_a_run_is_refused_while_the_first_lives(cluster: Cluster, eventually: Eventually) -> None:
+def test_a_second_learner_of_a_run_is_refused_while_the_first_lives(cluster: Town, eventually: Eventually) -> None:
     first = cluster.learner("r1", "budget={}")
     eventually(lambda: cluster.registry.get("r1") is not None, "the run is registered", 30)
     for second in (cluster.resumed("r1"), cluster.learner("r1", "budget={}")):
@@ -121,7 +93,7 @@ def test_a_second_learner_of_a_run_is_refused_while_the_first_lives(cluster: Clu
 
 
 @pytest.mark.timeout(120)
-def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Cluster, eventually: Eventually) -> None:
+def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
     first = cluster.learner("r1", "budget={}", "learner.checkpoint_interval_s=1")
     checkpoints = cluster.home.runs / "r1" / "checkpoints"
@@ -156,7 +128,7 @@ def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Cluste
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_C28_a_ring_larger_than_the_streams_comes_back_whole_from_its_snapshot(
-    cluster: Cluster, eventually: Eventually
+    cluster: Town, eventually: Eventually
 ) -> None:
     cluster.worker("w")
     # Given a ring of several MB over streams of one, which are trimmed behind every checkpoint
@@ -180,7 +152,7 @@ def test_C28_a_ring_larger_than_the_streams_comes_back_whole_from_its_snapshot(
     assert "missing" not in second.output
 
 
-def trimmed(cluster: Cluster, run: str) -> bool:
+def trimmed(cluster: Town, run: str) -> bool:
     """Whether a slot's stream begins behind its first entry."""
     keys = cluster.record(run).keys
     firsts = [cluster.data.xrange(keys.stream(slot.decode()), count=1) for slot in cluster.data.hkeys(keys.slots)]
@@ -189,7 +161,7 @@ def trimmed(cluster: Cluster, run: str) -> bool:
 
 @pytest.mark.timeout(120)
 def test_redis_gone_mid_run_and_back_empty_the_run_goes_on(
-    cluster: Cluster, eventually: Eventually, restart_data: Callable[[EmbeddedRedis], None]
+    cluster: Town, eventually: Eventually, restart_data: Callable[[EmbeddedRedis], None]
 ) -> None:
     cluster.worker("w")
     learner = cluster.learner("r1", "budget={}")
@@ -203,7 +175,7 @@ def test_redis_gone_mid_run_and_back_empty_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_redis_stalled_for_20_s_all_goes_on(cluster: Cluster, eventually: Eventually) -> None:
+def test_redis_stalled_for_20_s_all_goes_on(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
     learner = cluster.learner("r1", "budget={}")
     eventually(lambda: cluster.number("r1", "updates") > 20, "updates", 60)
@@ -221,7 +193,7 @@ def test_redis_stalled_for_20_s_all_goes_on(cluster: Cluster, eventually: Eventu
 
 
 @pytest.mark.timeout(90)
-def test_bad_entries_are_counted_by_reason_and_training_goes_on(cluster: Cluster, eventually: Eventually) -> None:
+def test_bad_entries_are_counted_by_reason_and_training_goes_on(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
     learner = cluster.learner("r1", "budget={}")
     eventually(lambda: cluster.number("r1", "updates") > 20, "updates", 60)
@@ -261,9 +233,7 @@ def test_bad_entries_are_counted_by_reason_and_training_goes_on(cluster: Cluster
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_disk_that_refuses_a_checkpoint_is_told_and_training_goes_on(
-    cluster: Cluster, eventually: Eventually
-) -> None:
+def test_a_disk_that_refuses_a_checkpoint_is_told_and_training_goes_on(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
     learner = cluster.learner("r1", "budget={}", "learner.checkpoint_interval_s=1")
     checkpoints = cluster.home.runs / "r1" / "checkpoints"
@@ -278,7 +248,7 @@ def test_a_disk_that_refuses_a_checkpoint_is_told_and_training_goes_on(
 
 
 @pytest.mark.timeout(150)
-def test_two_runs_on_one_pool_do_not_mix(cluster: Cluster, eventually: Eventually) -> None:
+def test_two_runs_on_one_pool_do_not_mix(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("pool", slots=2)
     learners = [cluster.learner(run, "budget={env_steps: 3000}") for run in ("r1", "r2")]
     for run, learner in zip(("r1", "r2"), learners, strict=True):
@@ -294,7 +264,7 @@ def test_two_runs_on_one_pool_do_not_mix(cluster: Cluster, eventually: Eventuall
 
 @pytest.mark.timeout(120)
 def test_settings_are_tuned_while_the_run_goes_on_and_a_resume_keeps_them(
-    cluster: Cluster, eventually: Eventually
+    cluster: Town, eventually: Eventually
 ) -> None:
     def tune(*words: str) -> Command:
         return cluster.home.call("tune", "r1", *words)

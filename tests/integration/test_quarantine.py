@@ -3,18 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from books import assert_books_balance
-from clawq_process import ROOT, Clawq
-
-from clawq.transport.client import connect
-from clawq.transport.control import RunRegistry
-from clawq.transport.server import EmbeddedRedis
+from cluster import POINT, Cluster
 
 Eventually = Callable[..., None]
-POINT = str(ROOT / "configs" / "point.yaml")
 #: An environment whose worker shows in its observations, and TD3 that notes which of them every batch showed.
 MODULE = """
 import json, os
@@ -51,10 +45,11 @@ ENTRY_POINTS = "[clawq.environments]\nmarked = marking:marked\n\n[clawq.algorith
 GOOD, BAD = 1.0, 2.0
 
 
-class Lab:
-    """Two servers, a learner and workers that have the plugins."""
+class Lab(Cluster):
+    """A cluster with a learner and workers that have the plugins."""
 
-    def __init__(self, servers: EmbeddedRedis, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         site = folder / "site"
         metadata = site / "marking-1.0.dist-info"
         metadata.mkdir(parents=True)
@@ -62,11 +57,8 @@ class Lab:
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: marking\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
         self.notes = folder / "notes.jsonl"
-        self.home = Clawq(folder, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url)
         self.home.env["PYTHONPATH"] = f"{site}:{self.home.env.get('PYTHONPATH', '')}"
         self.home.env["NOTES"] = str(self.notes)
-        self.data: Any = connect(servers.data_url)
-        self.registry = RunRegistry(connect(servers.broker_url))
 
     def batches(self) -> list[list[float]]:
         """Which marks each batch has shown so far."""
@@ -76,19 +68,12 @@ class Lab:
     def worker(self, mark: float) -> None:
         self.home.start("worker", "start", "--slots", "1", "--name", f"w{mark:g}", MARK=str(mark))
 
-    def number(self, name: str) -> float:
-        values = [line[name] for line in self.home.metrics("r1") if line.get(name) is not None]
-        return float(values[-1]) if values else 0.0
-
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
-    lab = Lab(servers, tmp_path)
+    lab = Lab(tmp_path)
     yield lab
-    lab.home.close()
-    lab.data.close()
-    servers.stop()
+    lab.close()
 
 
 @pytest.mark.slow
@@ -120,8 +105,8 @@ def test_the_experience_of_a_quarantined_worker_is_never_sampled_again_and_the_o
     assert " 0 env steps" not in told.output
 
     # From the answer on no batch shows one of its rows, though it goes on sending
-    refused = lab.number("rejected/quarantined")
-    eventually(lambda: lab.number("rejected/quarantined") > refused + 5, "later fragments are refused", 120)
+    refused = lab.number("r1", "rejected/quarantined")
+    eventually(lambda: lab.number("r1", "rejected/quarantined") > refused + 5, "later fragments are refused", 120)
     eventually(lambda: len(lab.batches()) > answered + 200, "updates from the other worker", 120)
     assert {mark for marks in lab.batches()[answered:] for mark in marks} == {GOOD}
     listed = lab.home.call("log", "quarantine", "r1", "--list").output

@@ -3,18 +3,14 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from books import assert_books_balance
-from clawq_process import ROOT, Clawq, Command
+from clawq_process import Command
+from cluster import POINT, Cluster
 
-from clawq.transport.client import connect
 from clawq.transport.codec import peek_meta
-from clawq.transport.control import RunRegistry
-from clawq.transport.keys import RunKeys
-from clawq.transport.server import EmbeddedRedis
 from clawq.types import FragmentMeta
 
 QUICK = (
@@ -27,30 +23,19 @@ QUICK = (
 )
 
 
-class Pool:
-    """Servers, and learners of runs with two seats, each with a worker of its own."""
+class Pool(Cluster):
+    """Learners of runs with two seats, each with a worker of its own."""
 
-    def __init__(self, servers: EmbeddedRedis, home: Clawq, eventually: Callable[..., None]) -> None:
-        self.home, self._eventually = home, eventually
-        self.data: Any = connect(servers.data_url)
-        self.registry = RunRegistry(connect(servers.broker_url))
+    def __init__(self, folder: Path, eventually: Callable[..., None]) -> None:
+        super().__init__(folder)
+        self._eventually = eventually
         self.workers: list[Command] = []
 
     def learner(self, run: str, *overrides: str, slots: int = 2) -> Command:
         self.workers.append(self.home.start("worker", "start", "--slots", str(slots), "--runs", run))
-        words = (str(ROOT / "configs" / "point.yaml"), f"folder={self.home.runs}", *QUICK, *overrides)
+        words = (POINT, f"folder={self.home.runs}", *QUICK, *overrides)
         sync = ("sync.actors=2", "sync.quota_steps=24", "sync.fragment_steps=8")
         return self.home.start("learner", "start", *words, *sync, "--run", run)
-
-    def keys(self, run: str) -> RunKeys:
-        record = self.registry.get(run)
-        assert record is not None
-        return record.keys
-
-    def number(self, run: str, name: str) -> float:
-        """The newest value of a metric, 0 before there is one."""
-        values = [line[name] for line in self.home.metrics(run) if line.get(name) is not None]
-        return float(values[-1]) if values else 0.0
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Wait for it, on a machine however busy; fails with what all said."""
@@ -71,13 +56,9 @@ class Pool:
 
 @pytest.fixture
 def pool(tmp_path: Path, eventually: Callable[..., None]) -> Iterator[Pool]:
-    servers = EmbeddedRedis.start(tmp_path / "redis", data_memory_mb=128)
-    home = Clawq(tmp_path, CLAWQ_BROKER_URL=servers.broker_url, CLAWQ_DATA_URL=servers.data_url)
-    pool = Pool(servers, home, eventually)
+    pool = Pool(tmp_path, eventually)
     yield pool
-    home.close()
-    pool.data.close()
-    servers.stop()
+    pool.close()
 
 
 @pytest.mark.slow

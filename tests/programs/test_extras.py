@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from room import Room, Until
+from room import Room
+from waiting import Until
 
 from clawq import plugins
 from clawq.config import Section

@@ -7,7 +7,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from room import Room, Until
+from room import Room
+from waiting import Until
 
 from clawq.algorithms.td3_learner import Td3
 from clawq.config import Budget

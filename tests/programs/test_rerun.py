@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import ENVS, STEPS, Recorded, Until
+from desk import ENVS, STEPS
+from recorded import Recorded
 from safetensors.torch import load_file, save_file
+from waiting import Until
 
 from clawq.cli.replay import lines
 from clawq.core import Entry

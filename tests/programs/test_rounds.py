@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from room import Room, Until, digest
+from room import Room, digest
+from waiting import Until
 
 from clawq import plugins
 from clawq.config import RunConfig

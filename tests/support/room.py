@@ -7,7 +7,6 @@ Everything is real but the processes: the learner is built by `clawq.programs.le
 import hashlib
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +42,6 @@ SMALL: dict[str, Any] = {
     "evaluation": {"interval_s": None},
     "metrics": [],
 }
-
-
-class Until(threading.Event):
-    """A stop flag that is set as soon as something holds; fails the test if it never does."""
-
-    def __init__(self, condition: Callable[[], bool], timeout_s: float = 50.0) -> None:
-        super().__init__()
-        self._condition, self._timeout_s = condition, timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
-
-    def is_set(self) -> bool:
-        assert time.monotonic() < self._deadline_s, f"waited {self._timeout_s:.0f} s in vain"
-        return super().is_set() or self._condition()
 
 
 class ActorThread:
