@@ -10,6 +10,7 @@ end for a terminal state. Reading is for such files of anybody.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ MINARI_VERSION = "0.5.0"
 HDF5_SUFFIXES = (".hdf5", ".h5")
 #: How far outside its bounds an action may lie, in ranges: rounding.
 BOUND_SLACK = 1e-4
+_EPISODE = re.compile(r"episode_([0-9]{1,18})")
 _ATTRIBUTES = ("slot", "epoch", "seq", "worker", "seed")
 
 
@@ -217,10 +219,10 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, Any]]]:
     h5py, file = need("h5py", "HDF5"), find_hdf5(path)
     try:
         with h5py.File(file, "r") as content:
-            numbers = sorted(int(name[8:]) for name in content if name.startswith("episode_") and name[8:].isdigit())
-            if not numbers:
+            found = sorted((int(number[1]), name) for name in content if (number := _EPISODE.fullmatch(name)))
+            if not found:
                 raise UserError(f"{file} holds no episodes (groups named episode_0, episode_1 ...)")
-            yield ((f"{file}: episode_{number}", content[f"episode_{number}"]) for number in numbers)
+            yield ((f"{file}: {name}", content[name]) for _, name in found)
     except OSError as error:
         raise UserError(f"{file} cannot be read as HDF5: {error}") from None
 

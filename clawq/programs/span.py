@@ -7,6 +7,7 @@
 `from` is the first that counts, `to` is the first that does not. Updates go with the fragments that they followed.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from clawq.programs.schedule import FragmentCommitted, Record, SessionBegun, Wei
 
 _TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 _TIMES_OF_DAY = ("%H:%M:%S", "%H:%M")
+#: Of all that Python would take for a number: plain digits, and not thousands of them.
+_NUMBER = re.compile(r"[0-9](?:_?[0-9]){0,17}")
 _ALLOWED = "allowed are fragment:N, a number of env steps, HH:MM[:SS] or YYYY-MM-DDTHH:MM[:SS]"
 
 
@@ -82,10 +85,10 @@ def parse_mark(text: str, first_ms: int) -> Mark:
         UserError: it is none.
     """
     kind, _, number = text.rpartition(":")
-    if kind == "fragment" and number.isdigit() and int(number) >= 1:
+    if kind == "fragment" and _NUMBER.fullmatch(number) and int(number) >= 1:
         return Mark("fragment", int(number))
-    if text.replace("_", "").isdigit():
-        return Mark("steps", int(text.replace("_", "")))
+    if _NUMBER.fullmatch(text):
+        return Mark("steps", int(text))
     day = time.strftime("%Y-%m-%dT", time.localtime(first_ms / 1000))
     for template in _TIMES_OF_DAY:
         at = _time(f"{day}{text}", f"%Y-%m-%dT{template}")

@@ -91,8 +91,18 @@ def test_what_is_read_is_what_was_shown_at_every_end_and_with_n_step_returns(tmp
         assert set(batch.weights_version.tolist()) == {DEMONSTRATED}
 
 
-def test_a_file_of_somebody_else_is_read_and_an_episode_without_an_end_bootstraps(tmp_path: Path) -> None:
-    lane = load_demonstrations(replay(by_hand(tmp_path / "f.h5")), SPEC, RETURNS, "cpu", 0)
+def renamed(file: Any) -> None:
+    """Numbers as somebody else may write them, and a group that has none."""
+    file.move("episode_1", "episode_010")
+    file.move("episode_0", "episode_02")
+    file.create_group("episode_²")
+
+
+@pytest.mark.parametrize("change", [lambda file: None, renamed])
+def test_a_file_of_somebody_else_is_read_and_an_episode_without_an_end_bootstraps(
+    tmp_path: Path, change: Callable[[Any], object]
+) -> None:
+    lane = load_demonstrations(replay(by_hand(tmp_path / "f.h5", change)), SPEC, RETURNS, "cpu", 0)
     batch = gather(lane.ring, torch.from_numpy(lane.ring.sampleable_rows()), Returns(1, 0.5))
     assert ids(batch.obs) == [10, 11, 12, 20, 21, 22]
     assert ids(batch.next_obs) == [11, 12, 13, 21, 22, 23]
