@@ -1,38 +1,27 @@
 """`clawq reader` over real servers."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from clawq.cli.main import run
-from clawq.transport.control import Board, Events, RunRecord, RunRegistry
+from clawq.transport.control import Board, Events
 from clawq.transport.keys import MOST_READERS, RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
-from clawq.transport.server import EmbeddedRedis
 
 
 @pytest.fixture
-def demo(
-    named_servers: EmbeddedRedis,
-    broker_client: redis.Redis,
-    data_client: redis.Redis,
-    run_keys: RunKeys,
-) -> Iterator[str]:
+def demo(registered: str, data_client: redis.Redis, run_keys: RunKeys) -> str:
     """A registered run with a required reader that is gone."""
-    run_id = f"demo-{run_keys.tag[:8]}"
-    registry = RunRegistry(broker_client)
-    registry.add(RunRecord(run_id, run_keys.tag, state="running"))
     Readers(data_client, run_keys).enter("learner", True)
     reader = StreamReader(data_client, run_keys, "keeper", required=True)
     reader.read(0.0)
     reader.close()
     figures = {"reader/keeper/unread_bytes": 10.0, "reader/keeper/uncheckpointed_bytes": 2_000_000.0}
     Board(data_client, run_keys).write({**figures})
-    yield run_id
-    registry.remove(run_id)
+    return registered
 
 
 def test_readers_are_listed_with_role_presence_and_what_they_have_to_do(

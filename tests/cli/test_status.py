@@ -1,8 +1,7 @@
 """`clawq status` over real servers: what a learner and workers wrote is what is shown."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,14 @@ from clawq.cli.status import View
 from clawq.errors import StoreUnavailable
 from clawq.transport.control import Board, Heartbeat, Heartbeats, RunRecord, RunRegistry
 from clawq.transport.keys import RunKeys
-from clawq.transport.server import EmbeddedRedis
 
 
 @pytest.fixture
-def demo(
-    named_servers: EmbeddedRedis,
-    broker_client: redis.Redis,
-    data_client: redis.Redis,
-    run_keys: RunKeys,
-) -> Iterator[str]:
+def demo(registered: str, data_client: redis.Redis, run_keys: RunKeys) -> str:
     """A registered run with numbers on its board and one worker."""
-    run_id = f"demo-{run_keys.tag[:8]}"
-    registry = RunRegistry(broker_client)
-    created_ms = int(time.time() * 1000)
-    registry.add(RunRecord(run_id, run_keys.tag, state="running", created_ms=created_ms, learner={"host": "h1"}))
     Board(data_client, run_keys).write({"env_steps": 12_345.0, "eval/success": 0.5, "stage": "training"})
     Heartbeats(data_client, run_keys).beat(Heartbeat("worker-a", slots=4, busy=3, host="h2", pid=77))
-    yield run_id
-    registry.remove(run_id)
+    return registered
 
 
 def test_runs_are_listed_with_their_numbers(demo: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,8 +131,11 @@ def test_it_is_told_what_it_missed_and_ends_when_it_is_stopped(running: Running,
     assert [one.name for one in Readers(running.data, running.keys).list()] in ([], ["learner"])
 
 
-def test_what_was_trimmed_while_it_wrote_is_missed_exactly(running: Running) -> None:
-    followed = FollowedRun(running.record, running._urls, "exporter", required=False)
+@pytest.mark.parametrize(("required", "ordinals"), [(False, [1, 2, 8, 9]), (True, [*range(1, 10)])])
+def test_what_was_trimmed_while_it_wrote_is_missed_exactly_and_by_a_required_one_nothing_however_slow(
+    running: Running, required: bool, ordinals: list[int]
+) -> None:
+    followed = FollowedRun(running.record, running._urls, "exporter", required)
     running.send(2)
     entries = followed.entries((), running.stop, running.said.append)
     got = [next(entries)]
@@ -140,22 +143,8 @@ def test_what_was_trimmed_while_it_wrote_is_missed_exactly(running: Running) -> 
     running.send(5)
     running.trim()
     running.send(2)
-    got += [next(entries) for _ in range(3)]
-    assert ([entry.ordinal for entry in got], followed.missed) == ([1, 2, 8, 9], 5)
-    running.stop.set()
-    assert list(entries) == []
-
-
-def test_a_required_one_misses_nothing_however_slow_it_is(running: Running) -> None:
-    followed = FollowedRun(running.record, running._urls, "exporter", required=True)
-    running.send(2)
-    entries = followed.entries((), running.stop, running.said.append)
-    got = [next(entries)]
-    running.send(5)
-    running.trim()
-    running.send(2)
-    got += [next(entries) for _ in range(8)]
-    assert ([entry.ordinal for entry in got], followed.missed) == (list(range(1, 10)), 0)
+    got += [next(entries) for _ in ordinals[1:]]
+    assert ([entry.ordinal for entry in got], followed.missed) == (ordinals, 9 - len(ordinals))
     running.stop.set()
     assert list(entries) == []
 

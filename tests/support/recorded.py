@@ -11,6 +11,7 @@ from waiting import Until, wait_for
 
 from clawq.programs.recording import Recording, open_recording
 from clawq.programs.whereabouts import Whereabouts
+from clawq.replay.consumer import STAGED_BYTES
 from clawq.transport.control import Event
 from clawq.transport.server import EmbeddedRedis
 
@@ -51,8 +52,10 @@ class Recorded:
         slot = self._slots.get(name) or self._slots.setdefault(name, self._desk.slot(name, len(self._slots)))
         slot.send(fragments, reward)
         self.sent += [(name, made.meta.epoch, made.meta.seq) for made in slot.sent[-fragments:]]
-        wait_for(lambda: self._read >= len(self.sent), "the consumer reads", 50.0)
         consumer = self.trainer.parts.consumer
+        # (The learner takes none meanwhile: what waits for it must have room, however slow it was before.)
+        consumer.hold(STAGED_BYTES)
+        wait_for(lambda: self._read >= len(self.sent), "the consumer reads", 50.0)
         self.train(lambda: consumer.counts.entries >= len(self.sent))
 
     @property

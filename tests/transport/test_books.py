@@ -1,6 +1,6 @@
 """What Redis counts, and where a reader stands: the two sides of the ledger, over real servers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -72,64 +72,78 @@ def test_what_a_reader_publishes_is_read_whole_and_only_changes_are_written(
     assert books.read() == (positions, {"entries": 5})
 
 
+class Asking:
+    """A reader with a clock of its own that has read two entries of slot "a", and what it tells of servers.
+
+    Attributes:
+        told: (server, what vanished there).
+    """
+
+    def __init__(self, servers: EmbeddedRedis, keys: RunKeys) -> None:
+        self.client: Any = connect(servers.data_url)
+        self.told: list[tuple[str, Mapping[str, Vanished]]] = []
+        self._now_s = 0.0
+        self.reader = StreamReader(self.client, keys, clock=lambda: self._now_s)
+        self.reader.tell_server(lambda server, found: self.told.append((server, found)))
+        self.writer = StreamWriter.open(self.client, keys, "a", "w")
+        send(self.writer, 1, 2)
+        while self.reader.cursors().get("a") != f"{self.writer.epoch}-2":
+            self.reader.read(0.0)
+
+    @property
+    def vanished(self) -> list[Mapping[str, Vanished]]:
+        """What it told, without the servers."""
+        return [found for _, found in self.told]
+
+    def look(self) -> None:
+        """A second later it looks again."""
+        self._now_s += 1.0
+        self.reader._discover_if_due()
+
+
+@pytest.fixture
+def asking(own_servers: EmbeddedRedis, run_keys: RunKeys) -> Iterator[Asking]:
+    asking = Asking(own_servers, run_keys)
+    yield asking
+    asking.client.close()
+
+
 def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_lost(
-    own_servers: EmbeddedRedis, run_keys: RunKeys, restart_data: Callable[[EmbeddedRedis], None]
+    asking: Asking, own_servers: EmbeddedRedis, run_keys: RunKeys, restart_data: Callable[[EmbeddedRedis], None]
 ) -> None:
-    told: list[tuple[str, Mapping[str, Vanished]]] = []
-    client: Any = connect(own_servers.data_url)
-    now = [0.0]
-    reader = StreamReader(client, run_keys, clock=lambda: now[0])
-    reader.tell_server(lambda server, found: told.append((server, found)))
-    old = StreamWriter.open(client, run_keys, "a", "w")
-    send(old, 1, 2)
-    while reader.cursors().get("a") != f"{old.epoch}-2":
-        reader.read(0.0)
+    told, client, epoch = asking.told, asking.client, asking.writer.epoch
     # The first server is told once, and nothing vanished there
-    assert [found for _, found in told] == [{}]
+    assert asking.vanished == [{}]
     # Given three entries of which the reader knows and that it has not read
-    send(old, 3, 5)
-    now[0] += 1.0
-    reader._discover_if_due()
+    send(asking.writer, 3, 5)
+    asking.look()
     restart_data(own_servers)
     client.connection_pool.disconnect()
     # And two of the same epoch on the new server, of which it reads one before it looks which server that is
     for seq in (6, 7):
-        client.execute_command("XADD", run_keys.stream("a"), f"{old.epoch}-{seq}", "f", "x")
-    reader._discovery.slots = ["a"]
-    reader._positions.cursors["a"] = (old.epoch, 6)
-    now[0] += 1.0
-    reader._discover_if_due()
+        client.execute_command("XADD", run_keys.stream("a"), f"{epoch}-{seq}", "f", "x")
+    asking.reader._discovery.slots = ["a"]
+    asking.reader._positions.cursors["a"] = (epoch, 6)
+    asking.look()
     assert told[1][0] != told[0][0]
-    assert told[1][1] == {"a": Vanished(read=1, lost=3, cursor=f"{old.epoch}-6")}
-    now[0] += 1.0
-    reader._discover_if_due()
+    assert told[1][1] == {"a": Vanished(read=1, lost=3, cursor=f"{epoch}-6")}
+    asking.look()
     assert len(told) == 2
     # A reader that goes on from a checkpoint tells it too
     resumed = StreamReader(client, run_keys, cursors={"a": "1-9"}, server=told[0][0], unread={"a": 4})
     resumed.tell_server(lambda server, found: told.append((server, found)))
     resumed._discover_if_due()
     assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9")})
-    client.close()
 
 
 def test_a_server_that_is_restarted_while_a_reader_looks_is_told_of_with_all_that_it_had(
+    asking: Asking,
     own_servers: EmbeddedRedis,
-    run_keys: RunKeys,
     restart_data: Callable[[EmbeddedRedis], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[Mapping[str, Vanished]] = []
-    client: Any = connect(own_servers.data_url)
-    now = [0.0]
-    reader = StreamReader(client, run_keys, clock=lambda: now[0])
-    reader.tell_server(lambda server, found: told.append(found))
-    writer = StreamWriter.open(client, run_keys, "a", "w")
-    send(writer, 1, 2)
-    while reader.cursors().get("a") != f"{writer.epoch}-2":
-        reader.read(0.0)
-    send(writer, 3, 5)
-    now[0] += 1.0
-    reader._discover_if_due()
+    send(asking.writer, 3, 5)
+    asking.look()
 
     def look_and_restart(client: Any, keys: RunKeys, before: str = "") -> str:
         """The server is another one right after it was asked which it is."""
@@ -140,34 +154,22 @@ def test_a_server_that_is_restarted_while_a_reader_looks_is_told_of_with_all_tha
         return found
 
     monkeypatch.setattr(readers, "server_of", look_and_restart)
-    now[0] += 1.0
-    for _ in range(2):
-        reader._discover_if_due()
-    assert told == [{}, {"a": Vanished(read=0, lost=3, cursor="0-0")}]
-    client.close()
+    asking.look()
+    # (What it saw was of either: the next look is due at once.)
+    asking.reader._discover_if_due()
+    assert asking.vanished == [{}, {"a": Vanished(read=0, lost=3, cursor="0-0")}]
 
 
 def test_what_was_read_of_a_stream_that_was_taken_away_is_told_when_the_server_is_another(
-    own_servers: EmbeddedRedis, run_keys: RunKeys, restart_data: Callable[[EmbeddedRedis], None]
+    asking: Asking, own_servers: EmbeddedRedis, restart_data: Callable[[EmbeddedRedis], None]
 ) -> None:
-    told: list[Mapping[str, Vanished]] = []
-    client: Any = connect(own_servers.data_url)
-    now = [0.0]
-    reader = StreamReader(client, run_keys, clock=lambda: now[0])
-    reader.tell_server(lambda server, found: told.append(found))
-    writer = StreamWriter.open(client, run_keys, "a", "w")
-    send(writer, 1, 2)
-    while reader.cursors().get("a") != f"{writer.epoch}-2":
-        reader.read(0.0)
-    writer.close()
-    reader.trim(reader.cursors(), 0)
-    assert reader.sweep() == ["a"]
+    asking.writer.close()
+    asking.reader.trim(asking.reader.cursors(), 0)
+    assert asking.reader.sweep() == ["a"]
     restart_data(own_servers)
-    client.connection_pool.disconnect()
-    now[0] += 1.0
-    reader._discover_if_due()
-    assert told == [{}, {"a": Vanished(0, 0, "0-0")}]
-    client.close()
+    asking.client.connection_pool.disconnect()
+    asking.look()
+    assert asking.vanished == [{}, {"a": Vanished(0, 0, "0-0")}]
 
 
 def test_a_run_whose_keys_were_deleted_and_that_goes_on_is_told_as_if_on_another_server(
