@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from leftovers import command_line, in_use, marked_processes, shared_memory
 from waiting import wait_for
 
 from clawq.transport.client import connect
@@ -48,14 +49,14 @@ def nothing_left_behind() -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
-    shared = _shared_memory()
+    shared = shared_memory()
     yield
-    left = [f"process {p.pid}: {_command_line(p)}" for p in _marked_processes(mark)]
+    left = [f"process {p.pid}: {command_line(p)}" for p in marked_processes(_MARK, mark, _ENDING_S)]
     left += [f"socket folder {path.name}" for path in sockets.iterdir() if path.name != _MET]
     left += [f"listening socket {c.laddr}" for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
     # It does not tell who made it: what came while another session was at work may be that one's.
     if not (sockets / _MET).exists():
-        left += [f"shared memory {name}" for name in sorted(_shared_memory() - shared) if not _in_use(name)]
+        left += [f"shared memory {name}" for name in sorted(shared_memory() - shared) if not in_use(name)]
     shutil.rmtree(sockets, ignore_errors=True)
     shutil.rmtree(ours["CLAWQ_STATE_DIR"], ignore_errors=True)
     for name, value in before.items():
@@ -77,44 +78,6 @@ def _meet(sockets: Path) -> None:
         with contextlib.suppress(OSError):
             (other / _MET).touch()
         (sockets / _MET).touch()
-
-
-def _marked_processes(mark: str) -> list[psutil.Process]:
-    """Living processes started by this session; those that are about to end get a few seconds for it."""
-    deadline = time.monotonic() + _ENDING_S
-    found = [p for p in psutil.process_iter() if _is_marked(p, mark)]
-    return psutil.wait_procs(found, max(0.0, deadline - time.monotonic()))[1]
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.pid != os.getpid() and process.environ().get(_MARK) == mark
-    except psutil.Error:
-        return False
-
-
-def _command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())[:200]
-    except psutil.Error:
-        return "?"
-
-
-def _shared_memory() -> set[str]:
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-
-
-def _in_use(name: str) -> bool:
-    """Whether a living process has that shared memory mapped."""
-    path = f"/dev/shm/{name}"
-    for process in psutil.process_iter():
-        try:
-            if any(region.path == path for region in process.memory_maps()):
-                return True
-        except (psutil.Error, OSError):
-            continue
-    return False
 
 
 @pytest.fixture(autouse=True)

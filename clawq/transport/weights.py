@@ -169,9 +169,9 @@ class WeightsPublisher:
         try:
             head = parse_whole(pipe.hget(self._keys.control, "head"))
         except ValueError:
-            # The record is ours to mend. Versions only grow: the newest one that is kept was the head.
-            head = max(kept, default=0)
-        return head, pinned, kept
+            head = -1
+        # The record is ours to mend: the head is kept, so one that is not was written by somebody else.
+        return head if head in kept else max(kept, default=0), pinned, kept
 
     def _drop(self, staging: str) -> None:
         try:

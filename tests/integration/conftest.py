@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,18 +16,18 @@ import pytest
 from books import assert_every_ledger_balances, assert_ledger_balances
 from clawq_process import Clawq
 from processes import outliving
+from redis_process import RedisProcess
 
 from clawq.config import RunConfig
 from clawq.control.celery_settings import make_app, send_command
 from clawq.control.queues import lease_queue, run_queues
-from clawq.errors import StoreUnavailable
 from clawq.state import ServerState
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.claims import Claim
-from clawq.transport.client import connect, translated
+from clawq.transport.client import connect
 from clawq.transport.control import ControlRecord, Event, Events, RunRecord, RunRegistry, delete_run
 from clawq.transport.keys import CELERY_PREFIX, new_tag
-from clawq.transport.server import EmbeddedRedis, find_server
+from clawq.transport.server import EmbeddedRedis
 from clawq.transport.weights import WeightsPublisher
 
 
@@ -248,51 +246,18 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-class OwnBroker:
-    """A broker of one test's own, with an append-only file, that can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket = Path(tempfile.mkdtemp(prefix="clawq-broker-", dir="/tmp")) / "s"
-        self.url = f"unix://{self.socket}?db=0"
-        self.start()
-
-    def start(self) -> None:
-        command = [
-            *(str(find_server().path), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)),
-            *("--save", "", "--appendonly", "yes", "--maxmemory", "64mb", "--maxmemory-policy", "noeviction"),
-        ]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        client = connect(self.url)
-        deadline = time.monotonic() + 10.0
-        while True:
-            try:
-                with translated(client):
-                    client.ping()
-                break
-            except StoreUnavailable:
-                assert time.monotonic() < deadline, "the broker did not start"
-                time.sleep(0.05)
-        client.close()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[OwnBroker]:
-    broker = OwnBroker(tmp_path)
+def own_broker(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A broker of one test's own, with an append-only file."""
+    broker = RedisProcess(tmp_path / "own-broker", aof=True, tcp=False)
     yield broker
-    broker.kill()
-    shutil.rmtree(broker.socket.parent)
+    broker.close()
 
 
 @pytest.fixture
-def own_bench(own_broker: OwnBroker, redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Bench]:
+def own_bench(own_broker: RedisProcess, redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Bench]:
     """A bench whose broker the test may break."""
     bench = Bench(own_broker.url, redis_servers.data_url, tmp_path)
     yield bench
-    own_broker.process.send_signal(signal.SIGCONT)
+    own_broker.go_on()
     bench.close()

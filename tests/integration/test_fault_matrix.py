@@ -6,25 +6,21 @@ One worker for each pool lives through all of them; what each fault cost is prin
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import redis
 from garbage import GARBAGE
+from redis_process import RedisProcess
 from wire import Wire
 
 from clawq.control.queues import lease_queue
-from clawq.transport.client import connect
 from clawq.transport.control import RunRecord
 from clawq.transport.keys import CELERY_PREFIX
-from clawq.transport.server import EmbeddedRedis, find_server
+from clawq.transport.server import EmbeddedRedis
 from tests.integration.conftest import Bench, WorkerProcess
 
 POOLS = ("threads", "prefork", "solo")
@@ -33,46 +29,13 @@ RECOVERY_S = 30.0 * float(os.environ.get("CLAWQ_TEST_PATIENCE", "1"))
 STALL_S = 30.0
 
 
-class TcpBroker:
-    """A broker on a TCP port, with an append-only file, behind a wire that can be cut."""
+class TcpBroker(RedisProcess):
+    """A broker behind a wire that can be cut."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
-        self.start()
-        self.wire = Wire(("127.0.0.1", self._port))
-        self.url = f"redis://127.0.0.1:{self.wire.port}/0"
-        self.direct = f"redis://127.0.0.1:{self._port}/0"
-        self.wait_until_up()
-
-    def start(self) -> None:
-        words = [str(find_server().path), "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        words += ["--save", "", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def wait_until_up(self) -> None:
-        deadline_s = time.monotonic() + 60.0
-        while True:
-            try:
-                self.ask("PING")
-                return
-            except redis.RedisError:
-                assert time.monotonic() < deadline_s, "the broker did not start"
-                time.sleep(0.05)
-
-    def ask(self, *words: Any) -> Any:
-        """Send a command past the wire."""
-        client: Any = connect(self.direct)
-        try:
-            return client.execute_command(*words)
-        finally:
-            client.close()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
+        super().__init__(folder, aof=True)
+        self.wire = Wire(("127.0.0.1", self.port))
+        self.wired_url = f"redis://127.0.0.1:{self.wire.port}/0"
 
 
 class Household:
@@ -144,12 +107,12 @@ class Household:
 @pytest.fixture
 def household(redis_servers: EmbeddedRedis, tmp_path: Path) -> Iterator[Household]:
     broker = TcpBroker(tmp_path)
-    bench = Bench(broker.url, redis_servers.data_url, tmp_path)
+    bench = Bench(broker.wired_url, redis_servers.data_url, tmp_path)
     yield Household(bench, broker)
-    broker.process.send_signal(signal.SIGCONT)
+    broker.go_on()
     broker.wire.lost = False
     bench.close()
-    broker.kill()
+    broker.close()
     broker.wire.close()
 
 
@@ -161,7 +124,6 @@ def test_C13_T1_T2_every_pool_takes_work_up_again_after_every_fault(household: H
     def restart() -> None:
         broker.kill()
         broker.start()
-        broker.wait_until_up()
 
     def flap() -> None:
         for _ in range(4):
@@ -172,9 +134,9 @@ def test_C13_T1_T2_every_pool_takes_work_up_again_after_every_fault(household: H
             broker.ask("CLIENT", "KILL", "TYPE", "normal")
 
     def stall() -> None:
-        broker.process.send_signal(signal.SIGSTOP)
+        broker.stall()
         time.sleep(STALL_S)  # the fault itself
-        broker.process.send_signal(signal.SIGCONT)
+        broker.go_on()
 
     def lose() -> None:
         broker.wire.lost = True

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from kombu.connection import Connection
 from processes import outliving
+from redis_process import RedisProcess
 
 from clawq.transport.codec import decode
 from clawq.transport.control import RunRecord
@@ -21,7 +22,7 @@ from clawq.transport.urls import celery_url
 from clawq.types import Fragment
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Bench, OwnBroker, WorkerProcess
+    from tests.integration.conftest import Bench, WorkerProcess
 
 
 @pytest.mark.slow
@@ -111,7 +112,7 @@ def test_C12_a_lease_that_is_delivered_twice_or_outlives_the_visibility_timeout_
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_C13_every_pool_takes_work_again_within_thirty_seconds_of_a_broker_restart(
-    own_bench: "Bench", own_broker: "OwnBroker"
+    own_bench: "Bench", own_broker: RedisProcess
 ) -> None:
     bench = own_bench
     runs = {pool: bench.run(pool) for pool in ("threads", "prefork", "solo")}
@@ -138,12 +139,12 @@ def _lost_connection(worker: "WorkerProcess") -> bool:
     return "onnection" in worker.text().split("ready.")[-1]
 
 
-def test_a_worker_ends_in_time_while_the_broker_does_not_answer(own_bench: "Bench", own_broker: "OwnBroker") -> None:
+def test_a_worker_ends_in_time_while_the_broker_does_not_answer(own_bench: "Bench", own_broker: RedisProcess) -> None:
     run = own_bench.run("away")
     worker = own_bench.worker()
     own_bench.lease(run, 60.0)
     own_bench.wait_for(lambda: own_bench.entries(run), "the lease")
-    own_broker.process.send_signal(signal.SIGSTOP)
+    own_broker.stall()
     status, took_s, survivors = worker.stop()
     assert (status, survivors) == (0, [])
     assert took_s < 5.5

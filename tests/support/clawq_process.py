@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ class Clawq:
         self.env = {**os.environ, "CLAWQ_STATE_DIR": str(folder / "state"), "COLUMNS": "200", **env}
         self.started: list[Command] = []
 
-    def start(self, *words: str, **env: str) -> "Command":
-        """Start `clawq WORDS`."""
-        command = Command([sys.executable, "-m", "clawq.cli.main", *words], self.folder, {**self.env, **env})
+    def start(self, *words: str, prefix: Sequence[str] = (), **env: str) -> "Command":
+        """Start `clawq WORDS`, after the words of `prefix` (which must become that command by exec)."""
+        command = Command([*prefix, sys.executable, "-m", "clawq.cli.main", *words], self.folder, {**self.env, **env})
         self.started.append(command)
         return command
 

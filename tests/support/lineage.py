@@ -7,6 +7,7 @@ REQUEST is a JSON object (`Lineage.request`). Both write what they have become t
 fragments come from `PointEnv` through the real adder and codec; a copy of each lies in a folder, for the twin.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ import torch
 from clawq.acting.adder import Adder, Limits, Origin
 from clawq.config import RunConfig
 from clawq.core import Entry
+from clawq.errors import StoreUnavailable
 from clawq.programs import learner, learning
 from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
 from clawq.programs.resume import ring_state
@@ -156,7 +158,11 @@ class _Slot:
         made = self._adder.close()
         made = replace(made, meta=replace(made.meta, epoch=self.writer.epoch))
         payload = bytes(encode(made))
-        self.writer.send(made.meta.seq, payload)
+        # As the sender of an actor does: whatever is unclear is sent again.
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                self.writer.send(made.meta.seq, payload)
+                break
         return made.meta.seq, payload, int(np.count_nonzero(made.valid))
 
 

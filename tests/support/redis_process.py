@@ -1,11 +1,13 @@
 """A Redis of a test's own, in a process of its own, that can be killed, stopped, filled and started again."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ class RedisProcess:
         aof: keeps what it has over a kill.
         memory_mb: its maxmemory.
         tcp: listens on the loopback interface, so that a `Wire` can stand before it; else on a unix socket.
+        env: beside that of this process.
 
     Attributes:
         url: for clients.
@@ -30,9 +33,19 @@ class RedisProcess:
         restarts: how often it was started after the first time.
     """
 
-    def __init__(self, folder: Path, *, aof: bool, memory_mb: int = 64, tcp: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        aof: bool,
+        memory_mb: int = 64,
+        tcp: bool = True,
+        env: Mapping[str, str] | None = None,
+        bind: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._aof, self._memory_mb = folder, aof, memory_mb
+        self._folder, self._aof, self._memory_mb, self._env = folder, aof, memory_mb, {**os.environ, **(env or {})}
+        self._bind = bind
         self._sockets = None if tcp else Path(tempfile.mkdtemp(prefix="clawq-own-", dir="/tmp"))
         self.port, self.restarts = _free_port() if tcp else 0, -1
         self.url = f"redis://127.0.0.1:{self.port}/0" if tcp else f"unix://{self._sockets}/s?db=0"
@@ -40,12 +53,19 @@ class RedisProcess:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start it (again) at the same URL, and wait until it answers."""
-        words = [str(find_server().path), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        words = [str(find_server().path), "--port", str(self.port), "--bind", "127.0.0.1", *self._bind, "--save", ""]
         words += ["--unixsocket", str(self._sockets / "s")] if self._sockets else []
         words += ["--dir", str(self._folder), "--logfile", str(self._folder / "redis.log")]
-        words += ["--appendonly", "yes" if self._aof else "no", "--maxmemory-policy", "noeviction"]
+        words += [
+            "--protected-mode",
+            "no",
+            "--appendonly",
+            "yes" if self._aof else "no",
+            "--maxmemory-policy",
+            "noeviction",
+        ]
         words += ["--maxmemory", f"{self._memory_mb}mb", "--client-output-buffer-limit", "normal 256mb 128mb 30"]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(words, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.restarts += 1
         deadline_s = time.monotonic() + 60.0
         while True:

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from chaos.system import Setup, System
+from chaos.ground import Setup
+from chaos.system import System
 
 from clawq.errors import ClawqError
 from clawq.programs.audit import others

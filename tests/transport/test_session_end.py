@@ -1,5 +1,6 @@
 """The check in tests/conftest.py that nothing is left behind must itself be able to fail."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
+SUPPORT = CONFTEST.parent / "support"
 
 FOLDER = "clawq-nested-"
 #: Leaves one of each kind.
@@ -43,7 +45,8 @@ def session(tmp_path: Path) -> Path:
 def run(session: Path, text: str) -> "subprocess.CompletedProcess[str]":
     (session / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
-    return subprocess.run(command, cwd=session, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])}
+    return subprocess.run(command, cwd=session, env=env, capture_output=True, text=True, check=False)
 
 
 def test_a_session_that_leaves_something_fails_and_names_it(session: Path) -> None:

@@ -141,6 +141,20 @@ def test_two_publishers_at_once_never_go_back_and_lose_no_version(data_client: A
         assert (reader.fetch(version).arrays["w"] == version).all()
 
 
+@pytest.mark.parametrize("forged", [b"9", b"1", b"x", b"-3"])
+def test_F11_a_head_that_nobody_published_does_not_hold_up_the_next_weights(
+    data_client: Any, run_keys: RunKeys, forged: bytes
+) -> None:
+    publisher = publisher_of(data_client, run_keys)
+    for version in (1, 2, 3):
+        publisher.publish(all_equal(version), version, version)
+    data_client.hset(run_keys.control, "head", forged)
+    publisher.publish(all_equal(4), 4, 4)
+    reader = WeightsReader(data_client, run_keys)
+    assert reader.head() == 4
+    assert reader.fetch(4).version == 4
+
+
 @pytest.fixture
 def damaged(data_client: Any, run_keys: RunKeys) -> tuple[Any, str, WeightsReader]:
     publisher_of(data_client, run_keys).publish(all_equal(1), 1, 1)

@@ -6,8 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
+from traceback import format_exception
 
-from chaos.system import Mark, Setup, System
+from chaos.ground import PLAIN, NotHere, Setup
+from chaos.system import Mark, System
+from clawq.config import Actors
+from clawq.programs.gauges import UNSENT_FRAGMENTS
+
+#: Fragments that one killed actor may lose, as the learner counts: a bound.
+PER_KILL = Actors().outbox_fragments + UNSENT_FRAGMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +28,7 @@ class Fault:
         inject: does it to a running system, waits until the fault itself is over, and says what was seen beside.
         setup: of the system that it needs.
         recovery_s: within so long the system must train again.
-        stops: the system is not to go on, but to stop with a reason, which `inject` has looked at.
-        lost_unacked: the most fragments that may be lost unacknowledged.
+        kills: the most actors that may die of it; each may lose what its outbox holds, the learner says.
         gaps: whether acknowledged fragments may be lost, counted (a server without persistence).
     """
 
@@ -30,10 +36,9 @@ class Fault:
     what: str
     expected: str
     inject: Callable[[System, Random], str | None]
-    setup: Setup = Setup()  # noqa: RUF009 - frozen
+    setup: Setup = PLAIN
     recovery_s: float = 30.0
-    stops: bool = False
-    lost_unacked: int = 0
+    kills: int = 0
     gaps: bool = False
 
 
@@ -43,8 +48,8 @@ class Verdict:
 
     Attributes:
         fault: its name.
-        outcome: `recovered`, `stopped` or `FAILED`.
-        recovery_s: from the end of the fault until the system trained again; None: it did not, or was not to.
+        outcome: `recovered`, `not possible here` or `FAILED`.
+        recovery_s: from the end of the fault until the system trained again; None: it did not.
         lost_unacked, gaps, duplicates, rejected: of the ledger, fragments.
         seen: what was seen beside.
         problems: why it failed.
@@ -75,17 +80,21 @@ def suffer(system: System, fault: Fault, seed: int = 0) -> Verdict:
     """Do it to a running system, wait for recovery, balance the ledger; the system goes on afterwards."""
     began_s, before = time.monotonic(), system.mark()
     recovery_s, seen = None, ""
+    system.begin()
     try:
         seen = fault.inject(system, Random(seed)) or ""
-        if not fault.stops:
-            recovery_s = round(system.await_recovery(_at_end(system, before), fault.recovery_s), 1)
+        system.over(first=False)
+        if system.recovery_s is None:
+            system.await_recovery(_at_end(system, before), fault.recovery_s)
+        recovery_s = round(system.recovery_s or 0.0, 1)
         sums = system.check_ledger().sums
-    except AssertionError as error:
-        return Verdict(fault.name, "FAILED", recovery_s, seen=seen, problems=(str(error),), took_s=_since(began_s))
+    except Exception as error:
+        return Verdict(fault.name, "FAILED", recovery_s, seen=seen, problems=(_told(error),), took_s=_since(began_s))
     lost, gaps = int(sums.get("lost_unacked", 0)), sum(sums.get("gaps", {}).values())
-    problems = [f"{lost} fragments lost unacknowledged, at most {fault.lost_unacked}"] * (lost > fault.lost_unacked)
+    most = fault.kills * PER_KILL
+    problems = [f"{lost} fragments may be lost unacknowledged; at most {most} were to be"] * (lost > most)
     problems += [f"acknowledged fragments are lost: {sums['gaps']}"] * bool(gaps and not fault.gaps)
-    outcome = "FAILED" if problems else "stopped" if fault.stops else "recovered"
+    outcome = "FAILED" if problems else "recovered"
     found = lost, gaps, int(sums["duplicates"]), dict(sums["rejected"])
     return Verdict(fault.name, outcome, recovery_s, *found, seen, tuple(problems), _since(began_s))
 
@@ -98,8 +107,10 @@ def run_fault(fault: Fault, folder: Path, seed: int = 0) -> Verdict:
             verdict = suffer(system, fault, seed)
             if verdict.ok:
                 system.stop()
-    except AssertionError as error:
-        return Verdict(fault.name, "FAILED", problems=(str(error),), took_s=_since(began_s))
+    except NotHere as why:
+        return Verdict(fault.name, "not possible here", seen=str(why), took_s=_since(began_s))
+    except Exception as error:
+        return Verdict(fault.name, "FAILED", problems=(_told(error),), took_s=_since(began_s))
     left = tuple(system.leftovers)
     outcome = "FAILED" if left else verdict.outcome
     facts = asdict(verdict) | {"outcome": outcome, "problems": verdict.problems + left, "took_s": _since(began_s)}
@@ -113,6 +124,10 @@ def _at_end(system: System, before: Mark) -> Mark:
     except Exception:
         return before
     return now if now.committed >= before.committed else before
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, AssertionError) and str(error) else "".join(format_exception(error))
 
 
 def _since(began_s: float) -> float:

@@ -12,12 +12,10 @@ Every party has a wire of its own to the data server if the setup asks for it: `
 """
 
 import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,8 @@ import psutil
 from books import assert_every_ledger_balances
 from clawq_process import ROOT, Clawq, Command
 from leftovers import command_line, in_use, marked_processes, shared_memory
-from redis_process import RedisProcess
-from wire import Wire
 
+from chaos.ground import PLAIN, Ground, Setup
 from clawq.errors import ClawqError
 from clawq.programs.audit import audit
 from clawq.programs.balance import Balance
@@ -59,31 +56,6 @@ _LOOK_S, _ENDING_S = 0.05, 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What a system is like.
-
-    Attributes:
-        workers: how many, named w0, w1, …
-        slots: of each.
-        aof: whether the data server keeps what it has over a kill.
-        memory_mb: of the data server.
-        wire: makes the wire of one party to the data server, from its address; None: they connect to it directly.
-        overrides: of the configuration, after `LIGHT`.
-        watchdog: whether there is one.
-        env: of all processes.
-    """
-
-    workers: int = 2
-    slots: int = 1
-    aof: bool = False
-    memory_mb: int = 128
-    wire: Callable[[tuple[str, int]], Wire] | None = None
-    overrides: tuple[str, ...] = ()
-    watchdog: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """How far a system was at a moment.
 
@@ -106,36 +78,36 @@ class System:
         setup: see Setup.
 
     Attributes:
-        broker, data: the servers.
+        ground: see Ground; its servers and wires are `broker`, `data` and `wires` here too.
         home: starts commands; has the run folder.
         learner: the process of the newest learner.
         workers: name -> process.
-        wires: party -> its wire to the data server.
+        recovery_s: from the end of the last fault until it trained again; None: it did not yet.
         leftovers: what was left, known after `stop`.
     """
 
-    def __init__(self, folder: Path, setup: Setup = Setup()) -> None:
+    def __init__(self, folder: Path, setup: Setup = PLAIN) -> None:
         self.folder, self.setup = folder, setup
-        folder.mkdir(parents=True, exist_ok=True)
         self._mark, self._shared = uuid.uuid4().hex, shared_memory()
-        self._sockets = Path(tempfile.mkdtemp(prefix="clawq-chaos-", dir="/tmp"))
         self.leftovers: list[str] = []
-        self.wires: dict[str, Wire] = {}
         self.workers: dict[str, Command] = {}
-        self.broker = RedisProcess(folder / "broker", aof=True)
-        self.data = RedisProcess(folder / "data", aof=setup.aof, memory_mb=setup.memory_mb)
+        self._over_s: float | None = None
+        self.recovery_s: float | None = None
+        self.ground = Ground(folder, setup)
+        self.broker, self.data, self.wires = self.ground.broker, self.ground.data, self.ground.wires
         #: For looking; `ask` of the server goes past it.
         self.client: Any = connect(self.data.url, timeout_s=2.0)
-        env = {MARK: self._mark, "CLAWQ_BROKER_URL": self.broker.url, "XDG_RUNTIME_DIR": str(self._sockets)}
-        self.home = Clawq(folder, **env, CLAWQ_WATCHDOG="01"[setup.watchdog], **setup.env)
+        env = {MARK: self._mark, "XDG_RUNTIME_DIR": str(self.ground.sockets), "CLAWQ_WATCHDOG": "01"[setup.watchdog]}
+        # For the commands that people give: straight to the servers.
+        self.home = Clawq(folder, CLAWQ_BROKER_URL=self.broker.url, CLAWQ_DATA_URL=self.data.url, **env, **setup.env)
         try:
             for number in range(setup.workers):
                 self.add_worker(f"w{number}")
-            self.learner = self._start_learner("--run", RUN)
+            self.learner = self._start_learner("--run", RUN, **setup.learner_env)
             self.until(lambda: self.registry.get(RUN), "the run to be registered", 90.0)
             self.await_recovery(Mark(0, 0.0, {}), 90.0)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
     # --- its parts ---------------------------------------------------------------------------------------------------
@@ -160,8 +132,9 @@ class System:
     def add_worker(self, name: str, **env: str) -> Command:
         """Start a worker (again, if there was one of that name)."""
         words = ("worker", "start", "--slots", str(self.setup.slots), "--name", name)
-        self.workers[name] = self.home.start(*words, CLAWQ_DATA_URL=self._url(name), **env)
-        return self.workers[name]
+        started = self.home.start(*words, prefix=self.ground.prefix_of(name), **(self.ground.env_of(name) | env))
+        self.workers[name] = started
+        return started
 
     def actors(self, name: str | None = None) -> list[psutil.Process]:
         """The actors of a worker, or of all."""
@@ -211,6 +184,8 @@ class System:
             return far and len(sent) >= wanted
 
         self.until(recovered, f"{wanted} slots to send and the learner to get beyond {since}", timeout_s)
+        if self._over_s is not None and self.recovery_s is None:
+            self.recovery_s = self.since_over_s
         return time.monotonic() - began_s
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> Any:
@@ -226,6 +201,21 @@ class System:
             if time.monotonic() >= deadline_s:
                 raise AssertionError(f"waited {timeout_s:.0f} s for {what}{trouble}\n{self.describe()}")
             time.sleep(_LOOK_S)
+
+    def begin(self) -> None:
+        """A fault begins."""
+        self._over_s = self.recovery_s = None
+
+    def over(self, first: bool = True) -> None:
+        """The fault is over: from here on recovery is timed. With `first` false only if nobody has said so yet."""
+        if first or self._over_s is None:
+            self._over_s, self.recovery_s = time.monotonic(), None
+
+    @property
+    def since_over_s(self) -> float:
+        """Seconds since the fault was over."""
+        assert self._over_s is not None
+        return time.monotonic() - self._over_s
 
     def balance(self) -> Balance:
         """The ledger as it is now, wherever the learner is."""
@@ -257,11 +247,10 @@ class System:
         self.leftovers = [f"worker {name} ended with {status}" for name, (status, _, _) in statuses.items() if status]
         self.leftovers += [f"process {p.pid}: {command_line(p)}" for p in self._processes()]
         self.leftovers += self._keys_left()
-        self.close()
-        self.leftovers += [f"socket {path.name}" for path in self._sockets.iterdir()]
         self.leftovers += [f"unfinished file {path.relative_to(self.folder)}" for path in self.folder.rglob("*.tmp*")]
+        self.close()
+        self.leftovers += [f"socket {name}" for name in self.ground.forget_sockets()]
         self.leftovers += [f"shared memory {name}" for name in shared_memory() - self._shared if not in_use(name)]
-        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def close(self) -> None:
         """End whatever still runs, at once. Idempotent."""
@@ -272,32 +261,22 @@ class System:
                 continue
         for command in self.home.started:
             command.process.wait()
-        for wire in self.wires.values():
-            wire.close()
         self.client.close()
-        self.broker.close()
-        self.data.close()
+        self.ground.close()
 
     def __enter__(self) -> "System":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self.ground.forget_sockets()
 
     # --- details -----------------------------------------------------------------------------------------------------
 
     def _start_learner(self, *words: str, **env: str) -> Command:
         where = str(self.run_folder / "config.yaml") if "--resume" in words else str(ROOT / "configs" / "point.yaml")
         quick = () if "--resume" in words else (f"folder={self.home.runs}", *LIGHT, *self.setup.overrides)
-        return self.home.start("learner", "start", where, *quick, *words, CLAWQ_DATA_URL=self._url("learner"), **env)
-
-    def _url(self, party: str) -> str:
-        if self.setup.wire is None:
-            return self.data.url
-        if party not in self.wires:
-            self.wires[party] = self.setup.wire(("127.0.0.1", self.data.port))
-        return f"redis://127.0.0.1:{self.wires[party].port}/0"
+        return self.home.start("learner", "start", where, *quick, *words, **(self.ground.env_of("learner") | env))
 
     def _tag(self) -> str:
         record = self.registry.get(RUN)
