@@ -231,7 +231,7 @@ class System:
 
     def describe(self) -> str:
         """The ends of all logs."""
-        said = [f"--- {' '.join(map(str, one.process.args[3:]))}\n{one.output[-2500:]}" for one in self.home.started]  # type: ignore[index, union-attr]
+        said = [f"--- {' '.join(map(str, one.process.args[3:]))}\n{one.output[-2500:]}" for one in self.home.started]  # type: ignore[index]
         return "\n".join([*said, self.home.logs(RUN)])
 
     # --- its end -----------------------------------------------------------------------------------------------------
