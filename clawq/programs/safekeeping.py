@@ -15,8 +15,9 @@ from clawq.programs.saver import Saver, Snapshot
 CHECKPOINT_SHARE = 0.25
 #: Between two checkpoints while the streams are full and nothing but that makes room, seconds.
 PRESSED_INTERVAL_S = 2.0
-#: A disk that is slower than the experience is told this often, seconds.
-SLOW_DISK_INTERVAL_S = 60.0
+#: A disk that is slower than the experience is told this often, seconds; it is one if a snapshot lacks so much of the
+#: ring. Of a full ring the oldest few are always overwritten on the way.
+SLOW_DISK_INTERVAL_S, SLOW_DISK_SHARE = 60.0, 0.1
 
 
 class Safekeeping:
@@ -34,7 +35,6 @@ class Safekeeping:
         self.saver = Saver(parts.checkpoints, parts.recorder.sync, parts.link.checkpointed, parts.snapshots)
         self._parts, self._notices = parts, notices
         self._saved_s, self._saved_bytes = time.monotonic(), 0
-        self._skipped_rows = 0
 
     def due(self, now_s: float) -> bool:
         """Whether it is time for a checkpoint."""
@@ -66,11 +66,10 @@ class Safekeeping:
 
     def _tell_slow_disk(self) -> None:
         rings = self._parts.snapshots
-        if rings is not None and rings.skipped > self._skipped_rows:
-            self._skipped_rows = rings.skipped
+        if rings is not None and rings.skipped > SLOW_DISK_SHARE * self._parts.ring.size:
             self._notices.tell_now_and_then(
                 "snapshot",
                 f"the disk is slower than the experience: {rings.skipped} rows of the replay ring were overwritten "
-                "before they were written; a resume would miss them (learner.snapshot=never does without)",
+                "before they were in the snapshot; a resume would miss them (learner.snapshot=never does without)",
                 SLOW_DISK_INTERVAL_S,
             )

@@ -5,8 +5,8 @@ chunks in which any changed. What it costs the learner does not depend on the si
 
 Two threads. The learner's takes a `Cut`: the few rows that are not settled, and the marks that changed. The saver's
 copies settled rows out of the ring while the learner goes on inserting, and looks afterwards whether they have been
-overwritten meanwhile. Then (the disk is slower than the experience) they are left out: `skipped` counts them, and a
-ring that is restored from there has a gap. Nobody ever waits for the disk but the saver.
+overwritten meanwhile. Those that were are left out: `skipped` counts them (many: the disk is slower than the
+experience), and a ring that is restored from there has a gap. Nobody ever waits for the disk but the saver.
 """
 
 import logging
@@ -68,7 +68,7 @@ class SnapshotWriter:
         owner: whose.
 
     Attributes:
-        skipped: rows that were overwritten before they could be written.
+        skipped: rows that the newest snapshot lacks, since they were overwritten before they could be written.
     """
 
     def __init__(self, ring: ReplayRing, folder: Path, owner: Owner) -> None:
@@ -172,15 +172,11 @@ class SnapshotWriter:
         """Write complete chunks; returns the position behind them."""
         at = self._ring.oldest if self._next is None else self._next
         while (end := (at // self._chunk_rows + 1) * self._chunk_rows) <= settled:
-            chunk, first = end // self._chunk_rows - 1, max(at, self._ring.oldest)
-            if chunk not in self._rows and first < end:
-                rows = self._copied(first, end)
-                if rows is None:
-                    continue
-                self._rows[chunk] = self._write("rows", first, rows)
-                self.skipped += first - at
-            elif chunk not in self._rows:
-                self.skipped += end - at
+            chunk = end // self._chunk_rows - 1
+            if chunk not in self._rows:
+                first, rows = self._copied(at, end)
+                if first < end:
+                    self._rows[chunk] = self._write("rows", first, rows)
             at = self._next = end
         return at
 
@@ -191,15 +187,17 @@ class SnapshotWriter:
                 del table[chunk]
         for chunk, (first, marks) in cut.marks.items():
             self._marks[chunk] = self._write("marks", first, marks)
+        rows = sorted([*self._rows.values(), *self._open(cut, end)], key=_first)
         manifest = Manifest(
             self._owner,
             self._columns,
             self._chunk_rows,
             cut.oldest,
             cut.head,
-            tuple(sorted([*self._rows.values(), *self._open(cut, end)], key=_first)),
+            tuple(rows),
             tuple(sorted(self._marks.values(), key=_first)),
         )
+        self.skipped = cut.head - cut.oldest - sum(piece.end - max(cut.oldest, piece.first) for piece in rows)
         text = manifest.encode()
         name = manifest_name(cut.head, text)
         write_whole(self.folder / name, [text])
@@ -210,21 +208,18 @@ class SnapshotWriter:
         """Write the rows from `end`, behind the last complete chunk."""
         if cut.head == cut.settled:
             return []
-        first = max(end, self._ring.oldest)
-        settled = self._copied(first, cut.settled) if first < cut.settled else None
-        if settled is None:
-            self.skipped += max(0, cut.settled - first)
-            return [self._write("rows", cut.settled, cut.tail)]
+        first, settled = self._copied(min(end, cut.settled), cut.settled)
         last = {name: np.concatenate((settled[name], cut.tail[name])) for name in settled}
         return [self._write("rows", first, last)]
 
-    def _copied(self, first: int, end: int) -> dict[str, Array] | None:
-        """Settled rows, copied while the learner goes on; None if it began to overwrite them meanwhile."""
+    def _copied(self, first: int, end: int) -> tuple[int, dict[str, Array]]:
+        """Settled rows, copied while the learner goes on: (where they begin, rows), without what it overwrote."""
         ring = self._ring
-        columns = row_columns(ring)
-        copied = {name: one.read(first % ring.capacity, end - first) for name, one in columns.items()}
-        # The ring moves `oldest` on before it overwrites anything.
-        return copied if ring.oldest <= first else None
+        first = min(max(first, ring.oldest), end)
+        copied = {name: one.read(first % ring.capacity, end - first) for name, one in row_columns(ring).items()}
+        # The ring moves `oldest` on before it overwrites anything: what it has passed by now may be newer.
+        lost = min(max(0, ring.oldest - first), end - first)
+        return first + lost, {name: rows[lost:] for name, rows in copied.items()}
 
     def _write(self, kind: str, first: int, arrays: Mapping[str, Array]) -> Piece:
         piece = self._files[kind].write(first, arrays, self._known)

@@ -309,6 +309,44 @@ def test_rows_overwritten_before_they_were_written_are_a_gap_and_nobody_waits(tm
     assert ok, why
 
 
+@pytest.mark.parametrize("chunk", [CHUNK, 4096])
+def test_a_learner_that_goes_on_while_rows_are_copied_costs_those_that_it_overwrote_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_ROWS", (chunk, chunk))
+    ring, actors = ReplayRing(SPEC, 300), Experience()
+    writer = SnapshotWriter(ring, tmp_path, OWNER)
+    while ring.head < 1000:
+        actors.insert(ring, 5)
+    cut, layout, before = writer.cut(), copied(ring.layout()), content(ring)
+
+    class Slow:
+        """A column that is read while the learner inserts."""
+
+        def __init__(self, column: Any) -> None:
+            self.column = column
+
+        def read(self, at: int, rows: int) -> Any:
+            found = self.column.read(at, rows)
+            actors.insert(ring)
+            return found
+
+    def slow(ring: ReplayRing) -> dict[str, Any]:
+        found = snapshot.row_columns(ring)
+        first = next(iter(found))
+        return {**found, first: Slow(found[first])}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot_writer, "row_columns", slow)
+        name = writer.write(cut)
+    found, gaps = restored(tmp_path, name, layout, 300)
+    assert 0 < writer.skipped == sum(gap.end - gap.first for gap in gaps)
+    assert gaps[-1].end <= ring.oldest < layout.oldest + 150
+    there = np.setdiff1d(np.arange(layout.oldest, found.head), [at for gap in gaps for at in range(gap.first, gap.end)])
+    for one, column in snapshot.row_columns(found).items():
+        assert np.array_equal(column.numpy()[there % 300], before[one][there - layout.oldest]), one
+
+
 def test_a_disk_that_refuses_is_told_and_the_next_snapshot_has_what_the_refused_one_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
