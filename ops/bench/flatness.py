@@ -1,8 +1,8 @@
 """Whether a series that was sampled over a long run is flat: pure functions, for `ops/bench/soak.py`.
 
 The first quarter is warm-up and is not looked at. Two robust figures judge the rest: the median of the last quarter
-against that of the second one, and Theil and Sen's slope over all three, for the time between these two quarters. A
-jump or a sawtooth moves one of them; what really grows moves both, and so does what really falls.
+against that of the second one, and Theil and Sen's slope over all three, for the time between these two quarters. What
+either of them tells counts. Both shrug off outliers and what goes up and down within a quarter.
 """
 
 import math

@@ -8,9 +8,11 @@ is added or told to leave; now and then the learner is killed (and resumed) or a
 Env steps/s are measured in a window before and one of the same length after, in which as many workers are at work; the
 steps of the environment last as long as a simulator's, so that the machine is not what limits it. At the end the
 ledgers of all readers must balance to the last fragment, and nothing may be left. Exit status 1 otherwise.
+Logs and run folder are kept in runs/storm-<time>/.
 """
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -21,7 +23,7 @@ from collections import Counter
 from chaos.system import System
 from storm import LOOKS, SETUP, Outcome, Storm, Weather
 
-from ops.bench.common import ROOT, Bench, scratch
+from ops.bench.common import ROOT, Bench
 
 PICTURE = ROOT / "ops" / "bench" / "storm.png"
 COLOURS = {"kill": "tab:red", "freeze": "tab:orange", "stall": "tab:purple", "add": "tab:green", "stop": "tab:blue"}
@@ -66,16 +68,11 @@ def main() -> int:
     bench = Bench("storm", __doc__, {"minutes": "5", "seed": "1"})
     seconds, seed = 20.0 if bench.quick else 60.0 * float(bench.options.minutes), int(bench.options.seed)
     weather = Weather(seconds, window_s=float(bench.pick(60, 10)), learner_s=float(bench.pick(60, 15)))
-    kept = ROOT / "runs" / "storm"
-    kept.mkdir(parents=True, exist_ok=True)
-    with scratch() as folder:
-        with System(folder / "s", SETUP) as system:
-            outcome = Storm(system, weather, seed, bench.say).blow()
-            problems = outcome.problems
-            if problems:
-                (kept / "logs.txt").write_text(system.describe(), encoding="utf-8")
-            system.stop()
-        left = system.leftovers
+    kept = ROOT / "runs" / time.strftime("storm-%Y%m%d-%H%M%S")
+    with System(kept, SETUP) as system:
+        outcome = Storm(system, weather, seed, bench.say).blow()
+        problems = outcome.problems
+        system.stop()
     (before, before_cpu), (after, after_cpu) = outcome.rates
     blows = Counter(
         " ".join(word for word in what.split() if not word.strip("w").isdigit()) for _, what in outcome.blows
@@ -101,14 +98,14 @@ def main() -> int:
         gaps=learner["gaps"],
         lost_unacked_at_most=outcome.lost_unacked,
         problems=problems,
-        left_behind=left,
+        left_behind=system.leftovers,
     )
     books = "; ".join(problems) or f"{outcome.balances[0].acknowledged} fragments, all accounted for"
     title = (
         f"{len(outcome.blows)} blows in {seconds:.0f} s: {before:.0f} env steps/s before, {after:.0f} after; {books}"
     )
     draw(PICTURE if bench.commit else kept / "storm.png", outcome, title)
-    return 1 if problems or left or after < 0.9 * before else 0
+    return 1 if problems or system.leftovers or after < 0.9 * before else 0
 
 
 if __name__ == "__main__":
