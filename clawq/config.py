@@ -413,8 +413,7 @@ class Watchdog(Section):
         step_s: between two env steps.
         send_s: sending, or waiting for the learner.
         learner_s: the learner, between two rounds of its loop.
-        memory_mb: memory of an actor of its own, at the most; null = no limit.
-        leak_mb_per_h: growth of that memory over ten minutes.
+        leak_mb_per_h: growth of an actor's own memory over ten minutes (for a limit see actors.recycle.memory_mb).
     """
 
     start_s: Seconds = 180.0
@@ -422,17 +421,13 @@ class Watchdog(Section):
     step_s: Seconds = 30.0
     send_s: Seconds = 60.0
     learner_s: Seconds = 600.0
-    memory_mb: Positive | None = None
     leak_mb_per_h: Annotated[float, Field(gt=0)] = 500.0
 
     @property
     def actor_limits(self) -> dict[str, float]:
         """What an actor is registered with (see `clawq.registry.Record.limits`)."""
         times = {"exec": self.start_s, "start": self.start_s, "reset": self.reset_s, "step": self.step_s}
-        memory = {"leak_mb_per_h": self.leak_mb_per_h}
-        if self.memory_mb is not None:
-            memory["memory_mb"] = float(self.memory_mb)
-        return {**times, "send": self.send_s, "wait": self.send_s, **memory}
+        return {**times, "send": self.send_s, "wait": self.send_s, "leak_mb_per_h": self.leak_mb_per_h}
 
     @property
     def learner_limits(self) -> dict[str, float]:

@@ -15,6 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+#: The pid namespace of the machine itself, as Linux numbers it; every container has another one.
+HOST_NAMESPACE = 0xEFFFFFFC
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -176,6 +179,7 @@ def command_line(pid: int) -> str:
 
 
 __all__ = [
+    "HOST_NAMESPACE",
     "Identity",
     "Stat",
     "ancestors",

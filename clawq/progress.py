@@ -44,6 +44,7 @@ class Reading:
         worked_s: monotonic time at which that, or `busy`, changed last.
         busy: commands that it is at now.
         claim: name of the claim that it holds, as `slot:NAME`.
+        stop_wanted: whether somebody (the watchdog) has asked it to end.
     """
 
     phase: str
@@ -53,6 +54,7 @@ class Reading:
     worked_s: float = 0.0
     busy: int = 0
     claim: str = ""
+    stop_wanted: bool = False
 
 
 class Progress:
@@ -121,7 +123,8 @@ def read(path: Path) -> Reading | None:
     counter, at_ns, phase = _MOVE.unpack_from(memory, _MOVE_AT)
     works, worked_ns, busy = _WORK.unpack_from(memory, _WORK_AT)
     (claim,) = _CLAIM.unpack_from(memory, _CLAIM_AT)
-    return Reading(_text(phase), counter, at_ns / 1e9, works, worked_ns / 1e9, busy, _text(claim))
+    stop = memory[_STOP_AT] != 0
+    return Reading(_text(phase), counter, at_ns / 1e9, works, worked_ns / 1e9, busy, _text(claim), stop)
 
 
 def ask_to_stop(path: Path) -> None:

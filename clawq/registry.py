@@ -59,7 +59,8 @@ class Record:
         parent: who started it and answers for it; None = a user did.
         run: tag of its run, empty if it serves several.
         log: its log file, empty if it has none of its own.
-        limits: phase -> seconds without progress after which it counts as hung, and `memory_mb`, `leak_mb_per_h`.
+        limits: phase -> seconds without progress after which it counts as hung; `leak_mb_per_h`; and `memory_mb`, above
+            which it may be for `memory_s` (its parent acts first).
         urls: (broker, data): the Redis that it uses; empty texts if it needs none.
         facts: numbers and texts for a rule about its role, as a worker's `slots`.
         inherited: whether its environment has the tag (not if it enrolled itself).

@@ -28,6 +28,7 @@ def learner() -> None:
 @click.option("--reader", metavar="NAME", help="With --follow: name among RUN's readers; default: the run's own.")
 @click.option("--required", is_flag=True, help="With --follow: RUN's streams and actors wait for this learner.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
+@click.option("--or-resume", is_flag=True, help="With --run: go on with that run if it has begun (for services).")
 def start(
     config: str | None,
     overrides: tuple[str, ...],
@@ -36,18 +37,25 @@ def start(
     reader: str | None,
     required: bool,
     resume: Path | None,
+    or_resume: bool,
 ) -> int:
-    """Train CONFIG with whatever workers serve this Redis; ends when the budget is spent."""
+    """Train CONFIG with whatever workers serve this Redis; ends when the budget is spent.
+
+    Nobody resumes it should it be killed or hang: under systemd do (ops/systemd), or resume it yourself.
+    """
     # Before the imports below, which take long enough to be interrupted.
     stop = stop_on_signals()
     from clawq.programs.daemon import run_daemon
 
     if follow is None and (reader is not None or required):
         raise click.UsageError("--reader and --required need --follow RUN")
+    if or_resume and (run_id is None or resume is not None):
+        raise click.UsageError("--or-resume needs --run NAME, and no --resume")
     if follow is not None:
         named = () if reader is None else (f"source.reader={reader}",)
         overrides = (*overrides, f"source.run={follow}", *named, f"source.required={str(required).lower()}")
-    report = run_daemon(_order(config, overrides, run_id, resume), stop, click.echo)
+    order = _order(config, overrides, run_id, resume)
+    report = run_daemon(order.or_resumed() if or_resume else order, stop, click.echo)
     click.echo(f"ended: {report['ended']}")
     for name, file in report.get("pictures", {}).items():
         click.echo(f"{name}: {file}")

@@ -14,7 +14,7 @@ from typing import Any
 from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.pulse import PulseSender
 from clawq.control.queues import ACTIVE_STATES
-from clawq.control.recycling import Recycler
+from clawq.control.recycling import Limits, Recycler
 from clawq.control.settings import HostSettings, slot_name
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
@@ -153,7 +153,8 @@ class PoolProcess:
         from clawq.config import Watchdog
 
         limits = Watchdog.model_validate(run.get("config", {}).get("watchdog", {}))
-        known = Registration("actor", lease.slot, limits.actor_limits, urls=settings.require_urls())
+        memory = Limits.of(run, settings.actor_memory_mb).registered
+        known = Registration("actor", lease.slot, limits.actor_limits | memory, urls=settings.require_urls())
         child = self.spawner.spawn(
             ACTOR_PROGRAM, self.log_file(lease.slot), self.child_env(run), control=True, registration=known
         )

@@ -57,6 +57,13 @@ class Limits:
             cooldown_s=_positive(asked.get("cooldown_s")) or _COOLDOWN_S,
         )
 
+    @property
+    def registered(self) -> dict[str, float]:
+        """What the watchdog is told: it steps in when this worker should have acted long ago, and did not."""
+        if self.memory_bytes is None:
+            return {}
+        return {"memory_mb": self.memory_bytes / _MB, "memory_s": self.cooldown_s + 2 * TURN_S}
+
 
 @dataclass(slots=True)
 class Wear:

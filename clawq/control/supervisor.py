@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clawq.control.pulse import WORKER_VARIABLE, Pulse
+from clawq.spawning.backoff import backoff_s
 from clawq.spawning.failure import how_it_ended
 from clawq.spawning.logfile import SharedStderr
 from clawq.spawning.spawner import Child, Spawner, kill_tagged, wait_readable
@@ -63,8 +64,7 @@ class Restarts:
         """It ended after `lived_s`: the pause before the next start."""
         self.in_a_row = 1 if lived_s >= STEADY_S else self.in_a_row + 1
         self.count += 1
-        # The exponent is bounded, or a worker that ends for weeks would overflow it.
-        return float(min(FIRST_PAUSE_S * 2.0 ** min(self.in_a_row - 1, 10), LONGEST_PAUSE_S))
+        return backoff_s(self.in_a_row, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 class Supervisor:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from clawq.errors import Interrupted, UserError
 from clawq.programs.demonstration_file import check_readable
 from clawq.programs.extras import extras_of
 from clawq.programs.following import find_source
-from clawq.programs.run import Run, create_run, new_run_id, only_writer, open_run, prepare_folder, refusing
+from clawq.programs.run import Run, create_run, is_unborn, new_run_id, only_writer, open_run, prepare_folder, refusing
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
 from clawq.programs.suitability import check_suitable
@@ -50,6 +50,13 @@ class Order:
     config: RunConfig | None
     run_id: str | None = None
     resume: Path | None = None
+
+    def or_resumed(self) -> "Order":
+        """The same, as a wish to go on with the run of that name if it has begun."""
+        if self.config is None or self.run_id is None:
+            return self
+        folder = Path(self.config.folder).expanduser() / self.run_id
+        return self if is_unborn(folder) else replace(self, resume=folder)
 
 
 def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """`clawq up`: a whole run on one machine: Redis, a worker with its slots, a learner with its coordinator.
 
 Everything is a process of its own that cannot outlive this one. This process only watches: it shows the run's board
-once a second, passes on what the learner says, and ends when the learner ends. Told to stop, it stops the learner
-first (which writes a checkpoint), then the worker, then Redis; a second signal ends everything at once.
+once a second, passes on what the learner says, and ends when the learner ends; one that was killed is resumed
+(`clawq.programs.learner_lives`). Told to stop, it stops the learner first (which writes a checkpoint), then the worker,
+then Redis; a second signal ends everything at once.
 """
 
-import contextlib
 import shutil
 import signal
 import threading
@@ -21,6 +21,7 @@ from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, device_here, plan_cores, thread_env
 from clawq.errors import ActorFailed, TransportError, UserError
 from clawq.programs.demonstration_file import check_readable
+from clawq.programs.learner_lives import LearnerLives
 from clawq.programs.memory import Machine, forecast
 from clawq.programs.run import is_unborn, only_up, open_run, prepare_folder, prepare_new_folder
 from clawq.programs.servers import Servers, servers_for
@@ -28,6 +29,7 @@ from clawq.registry import Registration, enrol
 from clawq.spawning.logfile import LogFile, log_level
 from clawq.spawning.spawner import Child, Spawner
 from clawq.state import named_urls
+from clawq.transport.claims import holder_of
 from clawq.transport.client import connect
 from clawq.transport.control import Board, RunRegistry
 from clawq.watchdog.keeping import WatchdogKeeper
@@ -79,7 +81,7 @@ class Household:
     def __init__(self) -> None:
         self.spawner = Spawner()
         self.worker: Child | None = None
-        self.learner: Child | None = None
+        self.learner: LearnerLives | None = None
         self.start_worker: Callable[[], Child] | None = None
         self.watchdog: WatchdogKeeper | None = None
         self._worker_ends: list[float] = []
@@ -98,7 +100,8 @@ class Household:
 
     def kill(self) -> None:
         """End everything now (second signal); Redis ends with this process."""
-        for child in (self.learner, self.worker):
+        learner = None if self.learner is None else self.learner.child
+        for child in (learner, self.worker):
             if child is not None:
                 child.kill_session()
 
@@ -108,8 +111,8 @@ class Household:
         if self.watchdog is not None:
             self.watchdog.close()
         if self.learner is not None:
-            self.learner.terminate()
-            status = self.learner.end_tree(LEARNER_STOP_S)
+            self.learner.child.terminate()
+            status = self.learner.child.end_tree(LEARNER_STOP_S)
         if self.worker is not None:
             self.worker.terminate()
             self.worker.end_tree(WORKER_STOP_S)
@@ -149,14 +152,16 @@ def _run(
         try:
             enrol(Registration("up", f"up {run_id}", {"watch": WATCH_S}))
             household.watchdog = WatchdogKeeper(household.spawner)
-            household.learner = start_learner(household.spawner, order, run_id, servers, cores, folder)
+            start = partial(start_learner, household.spawner, order, run_id, servers, cores, folder)
+            claimed, resume = claim_reader(run_id, servers), order.resume is not None
+            household.learner = LearnerLives(start, resume, folder, claimed, display.say)
             household.start_worker = partial(start_worker, household.spawner, run_id, servers, cores, folder)
             household.worker = household.start_worker()
             follow(run_id, servers, household, display, stop)
         finally:
             status = household.end()
     if status != 0 and household.learner is not None:
-        display.say(last_words(status, stop.is_set(), household.learner.log.tail(30), folder))
+        display.say(last_words(status, stop.is_set(), household.learner.child.log.tail(30), folder))
     return status
 
 
@@ -219,10 +224,10 @@ def identity_of(order: LocalRun) -> tuple[str, Path]:
 
 
 def start_learner(
-    spawner: Spawner, order: LocalRun, run_id: str, servers: Servers, cores: CorePlan, folder: Path
+    spawner: Spawner, order: LocalRun, run_id: str, servers: Servers, cores: CorePlan, folder: Path, resume: bool
 ) -> Child:
     """Exec `clawq learner start` for this run; what it says comes over a pipe."""
-    where = ["--resume", str(folder)] if order.resume else ["--run", run_id]
+    where = ["--resume", str(folder)] if resume else ["--run", run_id]
     words = ["clawq.cli.main", "learner", "start", *order.arguments, *where]
     env = {**servers.env, **thread_env(cores.learner_threads), "CLAWQ_UP": "1"}
     known = Registration("learner", run_id, order.config.watchdog.learner_limits)
@@ -242,18 +247,30 @@ def follow(run_id: str, servers: Servers, household: Household, display: Display
     """Show the run until its learner ends or `stop` is set."""
     learner = household.learner
     assert learner is not None
-    speech = threading.Thread(target=pass_on, args=(learner, display.say), name="clawq-speech", daemon=True)
-    speech.start()
     look = board_reader(run_id, servers)
     mine = progress.mine()
-    while not learner.wait_exit(LOOK_S) and not stop.is_set():
+    while not learner.over(LOOK_S) and not stop.is_set():
         mine.moved("watch")
         servers.check()
         household.look_after_worker(display.say)
         display.show(look())
-    if learner.exited():
-        speech.join(2.0)
+    if learner.child.exited():
+        learner.hear_out(2.0)
         display.show({**look(), "stage": "ended"})
+
+
+def claim_reader(run_id: str, servers: Servers) -> Callable[[], bool]:
+    """A function that says whether somebody holds the run's claim; while Redis is away nobody could begin anyway."""
+    registry, data = RunRegistry(connect(servers.broker_url)), connect(servers.data_url)
+
+    def claimed() -> bool:
+        try:
+            record = registry.get(run_id)
+            return record is not None and holder_of(data, record.keys.claim("learner")) is not None
+        except TransportError:
+            return True
+
+    return claimed
 
 
 def board_reader(run_id: str, servers: Servers) -> Callable[[], Mapping[str, float | str]]:
@@ -271,11 +288,3 @@ def board_reader(run_id: str, servers: Servers) -> Callable[[], Mapping[str, flo
         return dict(last)
 
     return look
-
-
-def pass_on(child: Child, say: Callable[[str], None]) -> None:
-    """Pass on, line by line, what a child prints."""
-    assert child.stdout is not None
-    with contextlib.suppress(ValueError, OSError):
-        for line in child.stdout:
-            say(line.decode(errors="replace").rstrip())

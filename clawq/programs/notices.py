@@ -20,6 +20,8 @@ SHOWN_S = 30.0
 FAILURE_INTERVAL_S = 10.0
 #: Waits of actors that are shorter are not told, seconds.
 LEAST_WAIT_S = 0.5
+#: More actors do not go with one worker; an event comes over the wire.
+MOST_ACTORS = 1000
 #: Reasons for which actors are recycled, beside simulators that fail.
 RECYCLED = ("memory", "fragments")
 
@@ -69,11 +71,14 @@ class Notices:
         return error
 
     def reaped(self, facts: Mapping[str, Any]) -> None:
-        """Tell, from a watchdog's event, whom it ended and why, and the last words of that process."""
+        """Tell, from a watchdog's event, whom it ended and why, with its last words; count actors that went with it."""
         who = f"{facts.get('role')} {facts.get('place')}".strip()
         words = str(facts.get("error") or "").strip().splitlines()[-3:]
         said = f"\n--- end of its log ---\n{chr(10).join(words)}" if words else ""
         where = f"; see {facts['report']} there" if facts.get("report") else ""
+        # What those had not sent is gone; nobody else tells of them.
+        actors = facts.get("actors")
+        self.failures["actor"] += min(actors, MOST_ACTORS) if type(actors) is int and actors > 0 else 0
         self.tell(f"the watchdog ended {who} (pid {facts.get('pid')}): {facts.get('why')}{where}{said}")
 
     def recycled_one(self, facts: Mapping[str, Any]) -> None:

@@ -88,6 +88,8 @@ class Trainer:
         """
         parts = self.parts
         self._note_progress(time.monotonic())
+        # The very first update may hang already.
+        self._mine.moved("step")
         while not stop.is_set() and not parts.budget.spent(time.monotonic(), parts.tempo.env_steps):
             committed = parts.intake.commit(COMMITS_PER_UPDATE, self.publishing.version)
             self._complaints.committed(committed)

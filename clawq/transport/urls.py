@@ -114,6 +114,17 @@ def with_user(url: str, user: str, password: str) -> str:
     return parts._replace(netloc=place, query=urlencode(query)).geturl()
 
 
+def same_server(one: str, other: str) -> bool:
+    """Whether two URLs lead to the same server, whoever they name as user."""
+    return bool(one and other) and _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    # Behind a host there is only the number of a database.
+    return parts.netloc.rpartition("@")[2], parts.path if parts.scheme == "unix" else ""
+
+
 def redact(url: str) -> str:
     """The URL without its password, for texts; rather too much is hidden than too little."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
@@ -165,6 +176,7 @@ __all__ = [
     "is_local",
     "is_loopback",
     "redact",
+    "same_server",
     "usable_url",
     "user_of",
     "with_user",

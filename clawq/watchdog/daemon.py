@@ -27,7 +27,7 @@ from clawq.watchdog.ending import Ending
 from clawq.watchdog.notify import notify
 from clawq.watchdog.policy import Policy
 from clawq.watchdog.sight import MEMORY_S, Sight
-from clawq.watchdog.snapshot import Decision
+from clawq.watchdog.snapshot import ENDING, Decision
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Watchdog:
         return decisions
 
     def _act(self, decision: Decision, new: bool) -> None:
-        if decision.action in ("end", "recycle"):
+        if decision.action in ENDING:
             self._end(decision, new)
         elif decision.action == "forget" and decision.record is not None and not self._dry_run:
             self._registry.remove(decision.record.tag)

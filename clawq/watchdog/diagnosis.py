@@ -7,32 +7,28 @@ First every process is judged by itself, by the first rule that applies:
     unkillable      it lives on after SIGKILL: its place is given up, nothing is started there
     orphaned        who answers for it is gone
     hung            no *progress* for longer than its phase may take
-    leaking         USS over its limit, or rising steadily; RSS means nothing, since forks share memory
+    leaking         USS over its limit for long, or rising steadily; RSS means nothing, since forks share memory
     lost_consumer   work waits, it has a free slot, and it takes nothing
     silent          its heartbeats are missing while its work goes on: told, never more
 
-A place that died too often is flapping: it is given up for a while, with the last error. Then everything is looked at
-together, and the dampers take back what should not be done now: a round after a gap of our own judges nothing; nobody
-is ended while Redis is away or has only just come back, or when most of the host hangs at once; if a parent is ended
-its children need no decision of their own; one leak is let go at a time; beyond so many kills a minute there is only
-alarm.
+A place that died too often is flapping: it is given up for a while, with the last error. A round after a gap of our own
+judges nothing. Then everything is looked at together, and the dampers (`clawq.watchdog.dampers`) take back what should
+not be done now.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from clawq.procfs import Identity
+from clawq.procfs import HOST_NAMESPACE, Identity
 from clawq.registry import Record
+from clawq.watchdog.dampers import damped, with_patients
 from clawq.watchdog.policy import Policy
 from clawq.watchdog.slope import theil_sen
-from clawq.watchdog.snapshot import Action, Decision, Seen, Snapshot
+from clawq.watchdog.snapshot import ENDING, Action, Decision, Seen, Snapshot
 
 #: Started by a user, who alone would start them again; or not ours to judge by progress.
 NEVER_ENDED = frozenset({"up", "supervisor", "redis", "watchdog"})
 #: Memory of a learner grows while its ring fills, and its size is planned: leaks there are only told.
 LEAKS_TOLD = frozenset({"learner"})
-_ENDING = ("end", "recycle")
-_MINUTE_S = 60.0
 
 
 def diagnose(snapshot: Snapshot, now_s: float, policy: Policy) -> tuple[Decision, ...]:
@@ -47,7 +43,8 @@ def diagnose(snapshot: Snapshot, now_s: float, policy: Policy) -> tuple[Decision
         why = f"this watchdog did not look for {snapshot.gap_s:.1f} s (stopped, or starved): nothing is judged now"
         return (Decision("gap", "hold", why, evidence={"gap_s": snapshot.gap_s}),)
     found = [decision for seen in snapshot.seen if (decision := judge(seen, snapshot, now_s, policy)) is not None]
-    return (*_damped(found, snapshot, now_s, policy), *_flapping(snapshot, policy), *_strangers_on_gpus(snapshot))
+    found = with_patients(found, snapshot)
+    return (*damped(found, snapshot, now_s, policy), *_flapping(snapshot, policy), *_strangers_on_gpus(snapshot))
 
 
 def judge(seen: Seen, snapshot: Snapshot, now_s: float, policy: Policy) -> Decision | None:
@@ -187,9 +184,10 @@ def _leaking(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
         return None
     uss_mb, limit_mb = seen.memory[-1][1], seen.record.limits.get("memory_mb")
     growth, most = growth_mb_per_h(seen, policy), seen.record.limits.get("leak_mb_per_h", policy.leak_mb_per_h)
+    heavy_s = now_s - seen.since.get("heavy", now_s)
     facts = {"uss_mb": uss_mb, "limit_mb": limit_mb, "mb_per_h": growth}
-    if limit_mb is not None and uss_mb > limit_mb:
-        why = f"it has {uss_mb:.0f} MB of its own, more than its {limit_mb:.0f} MB"
+    if limit_mb is not None and uss_mb > limit_mb and heavy_s >= seen.record.limits.get("memory_s", 0.0):
+        why = f"it has {uss_mb:.0f} MB of its own, more than its {limit_mb:.0f} MB, for {heavy_s:.0f} s"
     elif growth is not None and growth > most:
         why = f"its own memory grows by {growth:.0f} MB an hour (at most {most:.0f}), now {uss_mb:.0f} MB"
     else:
@@ -224,66 +222,10 @@ def _silent(seen: Seen, now_s: float, policy: Policy) -> Decision | None:
 
 def _permitted(decision: Decision, seen: Seen, snapshot: Snapshot) -> Decision:
     """The decision, reported only if its process must not be signalled."""
-    if decision.action not in _ENDING or seen.gone:
+    if decision.action not in ENDING or seen.gone:
         return decision
     why = refusal(seen.record, seen.record.identity, seen.tagged, snapshot.me, snapshot.ancestors)
     return replace(decision, action="report", why=f"{decision.why}; not ended: {why}") if why else decision
-
-
-def _damped(found: list[Decision], snapshot: Snapshot, now_s: float, policy: Policy) -> list[Decision]:
-    """The same decisions, some of them held back."""
-    found = _without_children_of_the_ended(found)
-    ending = [decision for decision in found if decision.action in _ENDING]
-    hanging = sum(decision.kind in ("hung", "lost_consumer") for decision in ending)
-    watched = sum(seen.reading is not None and not seen.gone for seen in snapshot.seen)
-    outage = watched >= policy.outage_of and hanging > policy.outage_share * watched
-    recent = sum(now_s - kill_s < _MINUTE_S for kill_s in snapshot.kills)
-    left = policy.kills_allowed(len(snapshot.seen)) - recent
-    recycling = False
-    result = []
-    for decision in found:
-        if decision.action not in _ENDING:
-            result.append(decision)
-            continue
-        why = _why_not_now(decision, snapshot, policy)
-        if not why and outage and decision.kind in ("hung", "lost_consumer"):
-            why = f"{hanging} of {watched} processes hang at once, so it is this host that hangs"
-        if not why and decision.kind == "leaking" and recycling:
-            why = "one leaking process is let go at a time"
-        if not why and left <= 0:
-            why = f"alarm: {recent} processes were ended within a minute; nothing more is done by itself"
-        if why:
-            result.append(replace(decision, action="hold", why=f"{decision.why}; held back: {why}"))
-            continue
-        recycling, left = recycling or decision.kind == "leaking", left - 1
-        result.append(decision)
-    return result
-
-
-def _why_not_now(decision: Decision, snapshot: Snapshot, policy: Policy) -> str:
-    """Redis away explains whatever hangs."""
-    assert decision.record is not None
-    rounds = snapshot.redis.get(decision.record.urls[1])
-    if rounds is None or rounds >= policy.redis_rounds:
-        return ""
-    return "its Redis is away" if rounds == 0 else "its Redis has only just come back"
-
-
-def _without_children_of_the_ended(found: Iterable[Decision]) -> list[Decision]:
-    """Ending a process ends what it started: those need no decision."""
-    decisions = list(found)
-    ended = {one.record.identity for one in decisions if one.record is not None and one.action in _ENDING}
-    parents = {one.record.identity: one.record.parent for one in decisions if one.record is not None}
-
-    def below(record: Record | None) -> bool:
-        above = None if record is None else record.parent
-        while above is not None:
-            if above in ended:
-                return True
-            above = parents.get(above)
-        return False
-
-    return [one for one in decisions if one.action not in _ENDING or not below(one.record)]
 
 
 def _flapping(snapshot: Snapshot, policy: Policy) -> list[Decision]:
@@ -301,17 +243,23 @@ def _flapping(snapshot: Snapshot, policy: Policy) -> list[Decision]:
 
 
 def _strangers_on_gpus(snapshot: Snapshot) -> list[Decision]:
-    """GPU memory of processes that are not registered: told, never more, since NVML's pids may be of another host."""
+    """GPU memory of processes that are not registered: told, never more (R14).
+
+    NVML counts pids as the machine's first namespace does. In a container they mean nothing to us, so who is ours
+    cannot be told there.
+    """
     known = {seen.record.pid for seen in snapshot.seen if not seen.gone} | {snapshot.me.pid}
+    comparable = snapshot.me.namespace == HOST_NAMESPACE
+    whose = "and is none of clawq's" if comparable else "but whose that is cannot be told in a container"
     return [
         Decision(
             "gpu",
             "report",
-            f"process {use.pid} (as NVML counts) holds {use.mb:.0f} MB of GPU {use.gpu} and is none of clawq's",
+            f"process {use.pid} (as NVML counts) holds {use.mb:.0f} MB of GPU {use.gpu} {whose}",
             evidence={"pid": use.pid, "gpu": use.gpu, "mb": use.mb},
         )
         for use in snapshot.gpu
-        if use.pid not in known
+        if not (comparable and use.pid in known)
     ]
 
 

@@ -1,6 +1,7 @@
 """Ending a process, with all that it started, carefully.
 
-    fence       its claim is taken away first, so that it is harmless should it survive
+    fence       its claim, and those of its children, are taken away first: harmless should any of them survive; from
+                one that leaks only if it does not end when asked, since it has fragments to send
     evidence    stacks, log and events are saved
     ask         the stop flag in its progress file, SIGTERM, and SIGCONT (a stopped process takes no other signal)
     kill        after a grace SIGKILL to the whole tree: registered children, whoever carries their tags, their sessions
@@ -15,6 +16,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,14 +77,19 @@ class Ending:
             if why:
                 return Outcome(False, False, f"refused: {why}")
         pidfd = open_if(record.identity) if record.identity.alive else None
-        reading = progress.read(self._registry.progress_file(record.tag))
-        fence = Fence(record, reading.claim if reading else "")
-        words = [fence.seize()]
         family = _family(record, self._registry.records())
+        # Its own first; those of its children too, which are ended with it.
+        fences = [Fence(one, self._claim_of(one)) for one in family]
+        fence, letting_go, words = fences[0], decision.action == "recycle", list[str]()
+        # One that is let go sends what it has first, under its claim.
+        if not letting_go:
+            words += _seize(fences)
         sessions = {one.pid: one.identity for one in family if one.inherited and one.identity.alive}
         try:
             report = save(self._registry.folder, decision, record, pidfd, fence.last_events())
-            signals = self._ask(record, pidfd, decision.action == "recycle")
+            signals = self._ask(record, pidfd, letting_go)
+            if letting_go and record.identity.alive:
+                words += ["it did not end by itself", *_seize(fences)]
             left = self._kill(family, sessions, me, signals)
         finally:
             if pidfd is not None:
@@ -90,9 +97,12 @@ class Ending:
         if left:
             words.append(f"{len(left)} processes survive SIGKILL: {left}")
             return Outcome(True, False, "; ".join(words), tuple(signals), report)
-        fence.release()
+        for one in fences:
+            one.release()
         self._tidy(family, decision)
+        # One that its worker outlives is told of by that; the others are not.
         fence.tell(
+            Counter(one.run for one in family[1:] if one.role == "actor"),
             {
                 "role": record.role,
                 "place": record.place,
@@ -101,9 +111,13 @@ class Ending:
                 "why": decision.why,
                 "error": log_tail(record)[-_ERROR_CHARS:],
                 "report": str(report or ""),
-            }
+            },
         )
         return Outcome(True, True, "; ".join([*words, "dead, verified"]), tuple(signals), report)
+
+    def _claim_of(self, record: Record) -> str:
+        reading = progress.read(self._registry.progress_file(record.tag)) if record.identity.alive else None
+        return reading.claim if reading is not None else ""
 
     def _ask(self, record: Record, pidfd: int | None, between_fragments: bool) -> list[str]:
         """Let it end by itself."""
@@ -139,6 +153,10 @@ class Ending:
             # A parent that lives reaps its child, and takes the record away itself.
             if record.parent is None or not record.parent.alive:
                 self._registry.bury(record, f"{decision.kind}: {decision.why}")
+
+
+def _seize(fences: Iterable[Fence]) -> list[str]:
+    return [fence.seize() for fence in fences if fence.needed] or ["it holds no claim"]
 
 
 def _family(record: Record, records: Iterable[Record]) -> list[Record]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clawq.procfs import Identity, command_line, environ, read_stat, rss_mb, uss_mb
+from clawq.procfs import HOST_NAMESPACE, Identity, command_line, environ, read_stat, rss_mb, uss_mb
 from clawq.registry import TAG_VARIABLE, Record, Registry
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.diagnosis import NEVER_ENDED, deadline_s, diagnose
@@ -53,6 +53,9 @@ def _facts(seen: Seen, snapshot: Snapshot, policy: Policy) -> list[tuple[str, st
         ("progress", _progress(seen, policy)),
         ("memory", _memory(seen, policy)),
     ]
+    held = [use for use in snapshot.gpu if use.pid == record.pid and snapshot.me.namespace == HOST_NAMESPACE]
+    if held and not seen.gone:
+        facts.append(("gpu", ", ".join(f"{use.mb:.0f} MB of GPU {use.gpu}" for use in held)))
     if record.urls[1]:
         rounds = snapshot.redis.get(record.urls[1], 0)
         facts.append(("redis", "answers" if rounds else "does not answer: nobody who uses it is ended meanwhile"))
@@ -98,7 +101,8 @@ def _memory(seen: Seen, policy: Policy) -> str:
         return "unknown"
     limit = seen.record.limits.get("memory_mb")
     growth = seen.record.limits.get("leak_mb_per_h", policy.leak_mb_per_h)
-    most = "no limit" if limit is None else f"at most {limit:.0f} MB"
+    wait_s = seen.record.limits.get("memory_s", 0.0)
+    most = "no limit" if limit is None else f"at most {limit:.0f} MB, after {wait_s:.0f} s above that it is recycled"
     return (
         f"{uss:.0f} MB of its own ({most}; {rss:.0f} MB with what it shares, which does not count); leaking if that "
         f"grows by more than {growth:.0f} MB an hour over {policy.leak_window_s / 60:.0f} minutes"

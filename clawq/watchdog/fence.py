@@ -7,7 +7,7 @@ reason to fail here: claims run out by themselves.
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clawq.errors import TransportError
@@ -16,6 +16,7 @@ from clawq.transport.claims import Claim
 from clawq.transport.client import connect
 from clawq.transport.control import Board, Event, Events, Heartbeats, RunRegistry
 from clawq.transport.keys import RunKeys
+from clawq.watchdog.access import own_url
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +39,18 @@ class Fence:
         self._record, self._name = record, claim
         self._claim: Claim | None = None
 
+    @property
+    def needed(self) -> bool:
+        """Whether there is a claim to be taken."""
+        return bool(self._name and self._record.run and self._record.urls[1])
+
     def seize(self) -> str:
         """Take the claim away; what was done, in words."""
-        if not (self._name and self._record.run and self._record.urls[1]):
+        if not self.needed:
             return "it holds no claim"
         try:
             key = RunKeys(self._record.run).claim(self._name)
-            client = connect(self._record.urls[1], timeout_s=_TIMEOUT_S)
+            client = connect(own_url(self._record.urls[1]), timeout_s=_TIMEOUT_S)
             self._claim = Claim.seize(client, key, f"watchdog, which ends pid {self._record.pid}", SEIZED_S)
         except (TransportError, ValueError) as error:
             return f"its claim on {self._name} could not be seized ({error}); it runs out by itself"
@@ -64,14 +70,19 @@ class Fence:
                 found = Events(data, RunKeys(self._record.run)).last(_EVENTS)
         return [{"id": event.id, "kind": event.kind, "facts": event.facts} for event in found]
 
-    def tell(self, facts: dict[str, Any]) -> None:
-        """Append `reaped` to the events of the runs for which the process worked, and count it on their boards."""
+    def tell(self, actors: Mapping[str, int], facts: dict[str, Any]) -> None:
+        """Append `reaped` to the events of the runs for which the process worked, and count it on their boards.
+
+        Args:
+            actors: tag of a run -> its actors that were ended with the process, with what they had not sent.
+            facts: who, and why.
+        """
         with self._data() as data:
             if data is None:
                 return
             for tag in self._runs():
                 keys = RunKeys(tag)
-                Events(data, keys).append("reaped", **facts)
+                Events(data, keys).append("reaped", **facts, actors=actors.get(tag, 0))
                 Board(data, keys).count_reaped(str(facts["reason"]))
                 if self._record.role == "worker":
                     Heartbeats(data, keys).leave(str(self._record.facts.get("name", "")))
@@ -83,7 +94,7 @@ class Fence:
         if self._record.role != "worker" or not self._record.urls[0]:
             return []
         only = set(self._record.facts.get("runs") or ())
-        runs = RunRegistry(connect(self._record.urls[0], timeout_s=_TIMEOUT_S)).list()
+        runs = RunRegistry(connect(own_url(self._record.urls[0]), timeout_s=_TIMEOUT_S)).list()
         return [run.tag for run in runs if not only or run.run_id in only]
 
     @contextlib.contextmanager
@@ -92,7 +103,7 @@ class Fence:
             yield None
             return
         try:
-            yield connect(self._record.urls[1], timeout_s=_TIMEOUT_S)
+            yield connect(own_url(self._record.urls[1]), timeout_s=_TIMEOUT_S)
         except (TransportError, ValueError) as error:
             log.warning("%s: its run could not be told: %s", self._record.name, error)
 

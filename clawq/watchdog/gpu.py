@@ -4,12 +4,14 @@ NVML's pids are those of the host, or, in some containers, of nobody that can be
 """
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
 
 from clawq.watchdog.snapshot import GpuUse
 
 #: More processes on one GPU than this are not told.
 _MOST = 256
+_UNKNOWN = 2**64 - 1
 
 
 class _Process(ctypes.Structure):
@@ -41,9 +43,12 @@ def _on(nvml: ctypes.CDLL, index: int) -> list[GpuUse]:
         return []
     if nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), found) != 0:
         return []
-    # All ones: NVML does not know.
-    known = [one for one in found[: count.value] if one.used != 2**64 - 1]
-    return [GpuUse(int(one.pid), index, one.used / 1e6) for one in known]
+    return told([(int(one.pid), int(one.used)) for one in found[: count.value]], index)
+
+
+def told(entries: Iterable[tuple[int, int]], gpu: int) -> list[GpuUse]:
+    """What NVML says of one GPU, as (pid, bytes); all ones mean that it does not know how much."""
+    return [GpuUse(pid, gpu, used / 1e6) for pid, used in entries if used != _UNKNOWN]
 
 
 @cache
@@ -55,4 +60,4 @@ def _library() -> ctypes.CDLL | None:
         return None
 
 
-__all__ = ["gpu_use"]
+__all__ = ["gpu_use", "told"]

@@ -8,6 +8,7 @@ kernel walks all pages), so it is taken now and then, and only of who shows prog
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from clawq.registry import ENDED_IN_ORDER, TAG_VARIABLE, Record, Registry, carri
 from clawq.transport.client import connect, translated
 from clawq.transport.control import Heartbeats, RunRegistry
 from clawq.transport.keys import CELERY_PREFIX, queue_name
+from clawq.watchdog.access import own_url
 from clawq.watchdog.audit import Audit
 from clawq.watchdog.gpu import gpu_use
 from clawq.watchdog.policy import Policy
@@ -28,6 +30,8 @@ from clawq.watchdog.snapshot import GpuUse, Seen, Snapshot
 
 #: How often memory is measured, and GPUs are asked, seconds.
 MEMORY_S, GPU_S = 30.0, 60.0
+#: How long a round waits for what NVML says, seconds; a later answer is for the next one.
+GPU_ANSWER_S = 0.5
 #: How long Redis has for an answer, seconds.
 ANSWER_S = 1.0
 #: States of a run in which workers serve it.
@@ -50,6 +54,7 @@ class Sight:
         self._memory: dict[str, deque[tuple[float, float]]] = {}
         self._measured_s = self._gpu_s = float("-inf")
         self._gpu: tuple[GpuUse, ...] = ()
+        self._asking: threading.Thread | None = None
         self._good: dict[str, int] = {}
         # Kept: each new one has a buffer of a megabyte, which only the garbage collector takes back.
         self._clients: dict[str, Any] = {}
@@ -63,8 +68,7 @@ class Sight:
         assert me is not None, "/proc is not there"
         records = self._registry.records()
         served = self._ask_redis(records)
-        if now_s - self._gpu_s >= GPU_S:
-            self._gpu_s, self._gpu = now_s, gpu_use()
+        self._ask_gpus(now_s)
         seen = self._with_strays([self._see(record, served.get(record.tag, Served())) for record in records])
         self._measure(seen, now_s)
         kept = self._remember(seen, now_s)
@@ -139,6 +143,17 @@ class Sight:
             if seen.reading is not None and not seen.gone and (uss := uss_mb(seen.record.pid)) is not None:
                 self._memory.setdefault(seen.record.tag, deque(maxlen=room)).append((now_s, uss))
 
+    def _ask_gpus(self, now_s: float) -> None:
+        # In a thread: a driver that hangs takes whoever asks it with it.
+        if now_s - self._gpu_s >= GPU_S and (self._asking is None or not self._asking.is_alive()):
+            self._gpu_s = now_s
+            self._asking = threading.Thread(target=self._note_gpus, name="clawq-gpus", daemon=True)
+            self._asking.start()
+            self._asking.join(GPU_ANSWER_S)
+
+    def _note_gpus(self) -> None:
+        self._gpu = gpu_use()
+
     def _ask_redis(self, records: Iterable[Record]) -> dict[str, "Served"]:
         """See which servers answer; returns what they say of each worker (by tag)."""
         records = list(records)
@@ -154,7 +169,7 @@ class Sight:
 
     def _client(self, url: str) -> Any:
         if url not in self._clients:
-            self._clients[url] = connect(url, timeout_s=ANSWER_S)
+            self._clients[url] = connect(own_url(url), timeout_s=ANSWER_S)
         return self._clients[url]
 
     def _counted(self, url: str) -> int:

@@ -1,5 +1,6 @@
 """What the watchdog sees at one moment, and what it decides: plain values, no effects."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from clawq.registry import Record
 #: `forget` (take its record away, with what it left), `report`, `hold` (would be
 #: ended, but not now).
 Action = Literal["end", "recycle", "forget", "report", "hold"]
+#: Those that end a process.
+ENDING = ("end", "recycle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,8 @@ class Seen:
         parent_alive: whether who answers for it lives; True if nobody does.
         tagged: whether its environment has its tag (None: unreadable); meaningless where the record says `inherited`
             is False.
-        since: condition (`gone`, `orphaned`, `zombie`, `silent`, `idle`) -> monotonic time since when it holds.
+        since: condition (`gone`, `orphaned`, `zombie`, `silent`, `idle`, `heavy`) -> monotonic time since when it
+            holds.
         memory: (monotonic time, USS in MB), oldest first.
         strays: living processes that carry its tag, without itself.
         killed_s: monotonic time of our SIGKILL; None = never.
@@ -63,6 +67,7 @@ class Seen:
             "zombie": self.zombie,
             "orphaned": not self.gone and not self.parent_alive,
             "silent": self.silent,
+            "heavy": bool(self.memory) and self.memory[-1][1] > self.record.limits.get("memory_mb", math.inf),
             "idle": self.waiting > 0 and self.reading is not None and self.reading.busy < slots,
         }
         return frozenset(name for name, true in holds.items() if true)
@@ -127,4 +132,4 @@ class Decision:
         return "this host" if self.record is None else self.record.name
 
 
-__all__ = ["Action", "Decision", "GpuUse", "Seen", "Snapshot"]
+__all__ = ["ENDING", "Action", "Decision", "GpuUse", "Seen", "Snapshot"]

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clawq.registry import Registry
 from clawq.transport.codec import peek_meta
 from clawq.transport.control import RunRecord
 from clawq.transport.stream import PAYLOAD_FIELD
 from clawq.types import FragmentMeta
+from clawq.watchdog.audit import Audit
+from clawq.watchdog.daemon import Watchdog
+from clawq.watchdog.policy import Policy
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Bench
@@ -94,6 +98,43 @@ def test_C15_a_leaking_actor_is_recycled_between_fragments_once_per_cool_down(be
     for epoch in {meta.epoch for meta in metas(bench, run)}:
         seqs = [meta.seq for meta in metas(bench, run) if meta.epoch == epoch]
         assert seqs == list(range(1, len(seqs) + 1))
+    assert worker.stop(timeout_s=60.0)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_R13_a_leak_of_5_mb_a_second_without_a_limit_is_recycled_by_the_watchdog_and_loses_no_fragment(
+    bench: "Bench",
+) -> None:
+    # Given an actor that no limit of its own bounds, and a watchdog that needs seconds for what takes it minutes
+    options = {"step_s": 0.02, "fault": {"leak_bytes": 100_000}}
+    run = bench.run("creeping", options, actors={"fragment_s": 0.1}, watchdog={"leak_mb_per_h": 3000})
+    worker = bench.worker(supervised=True)
+    registry = Registry()
+    policy = Policy(leak_window_s=6.0, leak_samples=10, leak_mb_per_h=1e9)
+    watchdog, audit = Watchdog(registry, policy, memory_s=0.5), Audit(registry.folder)
+    one_lease(bench, run, 0.5)
+    [actor] = worker.actors()
+    bench.lease(run, 60.0)
+    # When it looks once a second
+    deadline_s = time.monotonic() + 60.0
+    while not (ended := [line for line in audit.lines() if line.get("ended") and line["pid"] == actor.pid]):
+        assert time.monotonic() < deadline_s
+        watchdog.turn()
+        time.sleep(policy.period_s)
+    # Then it is let go, with all that it had
+    assert (ended[0]["kind"], ended[0]["action"]) == ("leaking", "recycle")
+    assert ended[0]["signals"] == ["SIGTERM", "SIGCONT"], "it ended by itself"
+    assert 10_000 < ended[0]["evidence"]["mb_per_h"] < 30_000
+    reports = [event.facts for event in bench.wait_events(run, "lease", 2)]
+    made = sum(report["fragments"] for report in reports)
+    bench.wait_for(partial(_sent, bench, run, made), "every fragment")
+    seqs = [meta.seq for meta in metas(bench, run)]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert bench.events(run, "actor_failed") == []
+    # And its slot goes on
+    one_lease(bench, run, 1.0)
+    assert len({meta.life for meta in metas(bench, run)}) == 2
     assert worker.stop(timeout_s=60.0)[0] == 0
 
 

@@ -41,6 +41,16 @@ def test_a_learner_that_was_killed_is_told_with_how_to_go_on(tmp_path: Path) -> 
     assert last_words(4, False, "error: too many", tmp_path) == "error: too many"
 
 
+def test_a_service_goes_on_with_a_run_that_has_begun_and_begins_one_that_has_not(tmp_path: Path) -> None:
+    order = Order(config(tmp_path), "r1")
+    assert order.or_resumed() == order
+    # A folder alone is no run
+    (tmp_path / "r1" / "logs").mkdir(parents=True)
+    assert order.or_resumed() == order
+    (tmp_path / "r1" / "run.json").touch()
+    assert order.or_resumed().resume == tmp_path / "r1"
+
+
 def test_a_gpu_is_planned_for_whether_it_is_named_or_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clawq.programs.local.available_cores", lambda: 16)
     monkeypatch.setattr("clawq.programs.local.device_here", lambda wanted: "cuda:0" if wanted == "auto" else wanted)

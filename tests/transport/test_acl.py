@@ -16,7 +16,7 @@ from guarded import Guarded
 from clawq.control.celery_settings import give_back, make_app
 from clawq.errors import StoreUnfit, UserError
 from clawq.procfs import Identity
-from clawq.registry import Record
+from clawq.registry import Record, Registry
 from clawq.transport import keys as keys_module
 from clawq.transport.acl import acl_files, check_workers, make_passwords, read_passwords
 from clawq.transport.books import Books, Position
@@ -42,7 +42,10 @@ from clawq.transport.restarts import bear
 from clawq.transport.rights import broker_keys, broker_rights, data_keys, data_rights
 from clawq.transport.stream import StreamWriter
 from clawq.transport.weights import WeightsPublisher, WeightsReader
+from clawq.watchdog.access import own_url
 from clawq.watchdog.fence import Fence
+from clawq.watchdog.policy import Policy
+from clawq.watchdog.sight import Sight
 
 ROOT = Path(__file__).parents[2]
 K = RunKeys("ab" * 16)
@@ -242,7 +245,7 @@ def test_a_workers_rights_are_enough_for_the_watchdog_that_ends_its_actor(guarde
     fence = Fence(Record("ab" * 16, identity, "actor", run=keys.tag, urls=urls), "slot:arm-1-w1-0")
     assert "was seized" in fence.seize()
     assert len(fence.last_events()) == 1
-    fence.tell({"reason": "hung"})
+    fence.tell({}, {"reason": "hung"})
     fence.release()
     assert guarded.refusals() == []
     assert Board(learner, keys).read() == {"workers_reaped_total/hung": 1}
@@ -250,6 +253,34 @@ def test_a_workers_rights_are_enough_for_the_watchdog_that_ends_its_actor(guarde
     writer.close()
     for client in (worker, learner):
         client.close()
+
+
+def test_a_watchdog_with_a_user_of_its_own_acts_as_that(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, learner = RunKeys(new_tag()), guarded.client("learner")
+    Claim.take(learner, keys.claim("learner"), "a learner", 60.0)
+    env, identity = guarded.env("arm-1"), Identity.of(os.getpid())
+    assert identity is not None
+    urls = (env["CLAWQ_BROKER_URL"], env["CLAWQ_DATA_URL"])
+    record = Record("ab" * 16, identity, "worker", run=keys.tag, urls=urls, facts={"name": "arm-1-w1"})
+    # A worker may not take the learner's claim away, whoever asks in its name
+    assert "could not be seized" in Fence(record, "learner").seize()
+    for name, value in guarded.env("watchdog").items():
+        monkeypatch.setenv(name, value)
+    guarded.admin["data"].acl_log_reset()
+    guarded.admin["broker"].acl_log_reset()
+    fence = Fence(record, "learner")
+    assert "was seized" in fence.seize()
+    fence.last_events()
+    fence.tell({}, {"reason": "hung"})
+    fence.release()
+    snapshot = Sight(Registry(), Policy()).look()
+    assert snapshot.redis == {}
+    assert guarded.refusals() == []
+    # Of another server it uses what the record names
+    assert own_url(urls[1]) == guarded.env("watchdog")["CLAWQ_DATA_URL"]
+    elsewhere = "redis://arm-1:x@127.0.0.1:1/0"
+    assert own_url(elsewhere) == elsewhere
+    learner.close()
 
 
 def test_a_workers_rights_are_enough_to_count_and_to_bury_commands(guarded: Guarded) -> None:

@@ -138,15 +138,16 @@ def test_R19_a_watchdog_that_was_stopped_judges_nobody_by_what_it_did_not_see(
     assert alive(hung.pid)
 
 
+@pytest.mark.parametrize("away_s", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_R18_while_redis_is_stopped_nobody_is_ended(
-    kennel: "Kennel", quick: Policy, alive: Alive, own_servers: "EmbeddedRedis"
+    kennel: "Kennel", quick: Policy, alive: Alive, own_servers: "EmbeddedRedis", away_s: float
 ) -> None:
     hung = kennel.child(IDLE)
     kennel.record(hung, urls=(own_servers.broker_url, own_servers.data_url))
     watchdog = Watchdog(kennel.registry, quick)
     server = own_servers.processes[1]
     server.send_signal(signal.SIGSTOP)
-    decided = turns(watchdog, 3.0)
+    decided = turns(watchdog, away_s)
     server.send_signal(signal.SIGCONT)
     assert alive(hung.pid)
     assert ("hung", "hold") in decided
@@ -224,14 +225,15 @@ def test_R13_a_leaking_process_is_let_go_and_one_that_shares_memory_is_not(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_F18_two_hundred_lives_and_deaths_leave_nothing_behind(kennel: "Kennel", quick: Policy) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lives", [200, 1000])
+def test_F18_many_lives_and_deaths_leave_nothing_behind(kennel: "Kennel", quick: Policy, lives: int) -> None:
     watchdog = Watchdog(kennel.registry, quick)
     shared = set(os.listdir("/dev/shm"))
     (kennel.folder / "brief.py").write_text("import sys; sys.stdin.read()\n")
     log, env = LogFile(kennel.folder / "brief.log"), {"PYTHONPATH": str(kennel.folder)}
     files = 0
-    for number in range(200):
+    for number in range(lives):
         child = kennel.spawner.spawn("brief", log, env, pipes=True)
         if number % 2:
             os.kill(child.pid, signal.SIGKILL)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from clawq.procfs import Identity, Stat, parse_stat
+from clawq.procfs import HOST_NAMESPACE, Identity, Stat, parse_stat
 from clawq.progress import Reading
 from clawq.registry import Record
 from clawq.watchdog.diagnosis import diagnose, refusal
+from clawq.watchdog.gpu import told
 from clawq.watchdog.policy import Policy
 from clawq.watchdog.slope import theil_sen
 from clawq.watchdog.snapshot import GpuUse, Seen, Snapshot
@@ -54,6 +55,8 @@ def grown(mb_per_h: float, minutes: int = 12) -> tuple[tuple[float, float], ...]
     return tuple((NOW - 60.0 * (minutes - k), 400.0 + mb_per_h * k / 60.0) for k in range(minutes + 1))
 
 
+#: Its worker recycles it above 300 MB, at most once in 300 s, and one at a time.
+HEAVY = record(limits={"memory_mb": 300.0, "memory_s": 420.0})
 WORKER = record("worker", facts={"slots": 2}, limits={"serve": 60.0})
 
 
@@ -97,6 +100,9 @@ WORKER = record("worker", facts={"slots": 2}, limits={"serve": 60.0})
         (seen(memory=grown(600.0, minutes=9)), []),
         (seen(record("learner"), memory=grown(5000.0)), [("leaking", "report")]),
         (seen(record(limits={"memory_mb": 300.0}), memory=((NOW, 301.0),)), [("leaking", "recycle")]),
+        (seen(HEAVY, memory=((NOW, 301.0),), since=since("heavy", 419.0)), []),
+        (seen(HEAVY, memory=((NOW, 301.0),), since=since("heavy", 421.0)), [("leaking", "recycle")]),
+        (seen(HEAVY, memory=((NOW, 299.0),)), []),
         (seen(record(limits={"leak_mb_per_h": 5000.0}), memory=grown(600.0)), []),
         # lost consumer: work waits, a slot is free, nothing is taken
         (seen(WORKER, 31.0, "serve", waiting=2, since=since("idle", 31.0)), [("lost_consumer", "end")]),
@@ -170,8 +176,30 @@ def test_R15_a_place_that_died_too_often_is_given_up_with_its_last_error() -> No
     assert "RuntimeError: no GPU" in decision.why
 
 
-def test_memory_of_strangers_on_a_gpu_is_told_and_nothing_more() -> None:
-    assert decide(seen(), gpu=(GpuUse(300, 0, 500.0), GpuUse(4242, 0, 9000.0))) == [("gpu", "report", 0)]
+def test_R14_memory_of_strangers_on_a_gpu_is_told_and_nothing_more() -> None:
+    held = (GpuUse(300, 0, 500.0), GpuUse(4242, 0, 9000.0))
+    here = identity(300, namespace=HOST_NAMESPACE)
+    snapshot = Snapshot(replace(ME, namespace=HOST_NAMESPACE), frozenset(), (seen(record(identity=here)),), gpu=held)
+    [decision] = diagnose(snapshot, NOW, POLICY)
+    assert (decision.kind, decision.action, decision.evidence["pid"]) == ("gpu", "report", 4242)
+    # In a container NVML's pids are another namespace's: that 300 may be anybody
+    container = decide(seen(), gpu=held)
+    assert container == [("gpu", "report", 0)] * 2
+    assert "cannot be told in a container" in diagnose(Snapshot(ME, frozenset(), (), gpu=held), NOW, POLICY)[0].why
+    # NVML may not know how much
+    assert told([(7, 2_000_000), (8, 2**64 - 1)], 1) == [GpuUse(7, 1, 2.0)]
+
+
+def test_R10_of_a_zombie_whose_parent_hangs_the_parent_is_the_patient() -> None:
+    zombie = seen(record(pid=400, parent=identity(300)), state="Z", since=since("zombie", 31.0))
+    zombie = replace(zombie, stat=Stat("Z", 300, 400, 5400))
+    for still_s, patient, fate in ((99.0, [("hung", "end", 300)], "is the patient"), (1.0, [], "does not reap it")):
+        parent = seen(record(parent=None), still_s=still_s)
+        assert decide(zombie, parent) == [("defunct", "report", 400), *patient]
+        snapshot = Snapshot(ME, frozenset(), (zombie, parent), {REDIS[1]: 9})
+        why = diagnose(snapshot, NOW, POLICY)[0].why
+        assert "actor place-300 (pid 300)" in why
+        assert fate in why
 
 
 @pytest.mark.parametrize(

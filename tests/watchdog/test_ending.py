@@ -4,16 +4,20 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clawq.errors import ClaimLost, StreamRejected
 from clawq.procfs import Identity, read_stat
+from clawq.programs.notices import Notices
 from clawq.registry import Record
 from clawq.transport.claims import Claim, holder_of
 from clawq.transport.control import Board, Events
+from clawq.transport.stream import StreamWriter
 from clawq.watchdog.ending import Ending, Outcome
 from clawq.watchdog.policy import Policy
 from clawq.watchdog.snapshot import Decision
@@ -145,6 +149,69 @@ mine.holds('slot:a')
     [event] = Events(data_client, run_keys).last(5)
     assert (event.kind, event.facts["reason"], event.facts["pid"]) == ("reaped", "hung", child.pid)
     assert Board(data_client, run_keys).read()["workers_reaped_total/hung"] == 1.0
+
+
+def test_R17_actors_that_go_with_their_worker_are_fenced_and_counted_and_what_comes_late_is_refused(
+    kennel: "Kennel", quick: Policy, redis_servers: "EmbeddedRedis", data_client: Any, run_keys: "RunKeys", alive: Alive
+) -> None:
+    urls = (redis_servers.broker_url, redis_servers.data_url)
+    # The writer in this process is what the actor does when it is continued after its end was decided
+    writer = StreamWriter.open(data_client, run_keys, "a", "an actor", 60.0)
+    writer.send(1, b"x")
+    worker, actor = kennel.child(IDLE, role="worker"), kennel.child(f"mine.holds('slot:a'); {IDLE}")
+    record = kennel.record(worker, urls=urls, run=run_keys.tag)
+    kennel.record(actor, urls=urls, run=run_keys.tag, parent=record.identity)
+    os.kill(worker.pid, signal.SIGSTOP)
+    outcome = end(kennel, quick, record)
+    assert "its claim on slot:a was seized" in outcome.result
+    assert not alive(actor.pid)
+    [event] = Events(data_client, run_keys).last(5)
+    assert (event.kind, event.facts["role"], event.facts["actors"]) == ("reaped", "worker", 1)
+    # Its replacement need not wait, and nothing of the old one gets in behind it
+    following = StreamWriter.open(data_client, run_keys, "a", "the next", 10.0)
+    following.send(1, b"y")
+    with pytest.raises((ClaimLost, StreamRejected)):
+        writer.send(2, b"late")
+    assert data_client.xlen(run_keys.stream("a")) == 2
+    # And the run counts what the actor may have taken with it
+    notices = Notices(time.monotonic)
+    notices.reaped(event.facts)
+    assert notices.failures["actor"] == 1
+    notices.reaped({**event.facts, "actors": -3})
+    notices.reaped({**event.facts, "actors": "many"})
+    assert notices.failures["actor"] == 1
+    writer.close()
+    following.close()
+
+
+def test_one_that_leaks_keeps_its_claim_until_it_has_sent_what_it_has(
+    kennel: "Kennel", quick: Policy, redis_servers: "EmbeddedRedis", data_client: Any, run_keys: "RunKeys"
+) -> None:
+    key = run_keys.claim("slot:a")
+    Claim.take(data_client, key, "an actor", 60.0)
+    code = f"""
+def on_term(number, frame):
+    from clawq.transport.claims import holder_of
+    from clawq.transport.client import connect
+    print(holder_of(connect({redis_servers.data_url!r}), {key!r}), flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, on_term)
+mine.holds('slot:a')
+{IDLE}"""
+    child = kennel.child(code)
+    record = kennel.record(child, run=run_keys.tag, urls=("", redis_servers.data_url))
+    decision = Decision("leaking", "recycle", "it grows", record)
+    outcome = Ending(kennel.registry, replace(quick, recycle_s=20.0)).end(decision)
+    assert (outcome.signals, outcome.dead) == (("SIGTERM", "SIGCONT"), True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"an actor\n"
+    # One that does not heed is fenced before it is killed
+    deaf = kennel.child(f"mine.holds('slot:a'); {DEAF}")
+    record = kennel.record(deaf, run=run_keys.tag, urls=("", redis_servers.data_url))
+    outcome = Ending(kennel.registry, replace(quick, recycle_s=0.3)).end(replace(decision, record=record))
+    assert "it did not end by itself; its claim on slot:a was seized" in outcome.result
+    assert outcome.signals[-1] == "SIGKILL"
+    assert holder_of(data_client, key) is None
 
 
 def test_a_process_that_is_gone_takes_what_it_started_with_it(
