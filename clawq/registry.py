@@ -63,7 +63,7 @@ class Record:
             which it may be for `memory_s` (its parent acts first).
         urls: (broker, data): the Redis that it uses; empty texts if it needs none.
         facts: numbers and texts for a rule about its role, as a worker's `slots`.
-        inherited: whether its environment has the tag (not if it enrolled itself).
+        inherited: whether its environment has the tag (not if it enrolled itself, or hides its environment).
     """
 
     tag: str
@@ -126,6 +126,7 @@ class Death:
         at_s: monotonic time.
         boot: of that clock.
         how: in words, with the last words of its log if it ended badly.
+        pid: that it had; 0 = not noted.
     """
 
     role: str
@@ -133,6 +134,7 @@ class Death:
     at_s: float
     boot: str
     how: str
+    pid: int = 0
 
 
 class Registry:
@@ -206,7 +208,7 @@ class Registry:
     def bury(self, record: Record, how: str) -> None:
         """Forget a process that has ended, and note how."""
         self.remove(record.tag)
-        death = Death(record.role, record.place, time.monotonic(), record.identity.boot, how[:2000])
+        death = Death(record.role, record.place, time.monotonic(), record.identity.boot, how[:2000], record.pid)
         file = self.folder / "deaths.jsonl"
         with contextlib.suppress(OSError):
             if file.exists() and file.stat().st_size > _DEATHS_BYTES:

@@ -81,7 +81,7 @@ class SharedStderr(LogFile):
     """No file: the child writes to our own stderr, which somebody else keeps (a terminal, a journal, a file)."""
 
     def __init__(self) -> None:
-        super().__init__(Path(os.devnull))
+        super().__init__(_file_behind(2))
 
     def open(self) -> int:
         """Our own stderr."""
@@ -93,6 +93,15 @@ class SharedStderr(LogFile):
     def tail(self, lines: int = 15) -> str:
         """Nothing: whoever reads our stderr has it."""
         return ""
+
+
+def _file_behind(fd: int) -> Path:
+    """The file that a descriptor writes to, for who looks for what was written there; /dev/null if it is none."""
+    try:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        return path if path.is_file() else Path(os.devnull)
+    except OSError:
+        return Path(os.devnull)
 
 
 __all__ = ["LEVELS", "LIMIT_BYTES", "LogFile", "SharedStderr", "log_level"]

@@ -266,7 +266,7 @@ def _start(
             # Unbuffered: a buffer's lock would make closing wait for a writer that is stuck.
             bufsize=0,
         )
-        record = describe(process.pid, tag, registration, variables, str(log.path))
+        record = describe(process.pid, tag, registration, variables, _where(log))
         if record is not None:
             registry.add(record)
         os.write(release, b"\1")
@@ -281,6 +281,10 @@ def _start(
         if theirs is not None:
             theirs.close()
     return Child(process, tag, ours, log, record)
+
+
+def _where(log: LogFile) -> str:
+    return "" if log.path == Path(os.devnull) else str(log.path)
 
 
 def wait_readable(fds: Sequence[int], timeout_s: float) -> list[int]:

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -278,6 +278,8 @@ def _spawn(command: list[str], address: Address, folder: Path) -> "tuple[subproc
     # Registered before it begins: a server that reads its configuration from stdin waits for the end of it.
     record = describe(process.pid, tag, Registration("redis", folder.name), {})
     if record is not None:
+        # It writes its title over its environment.
+        record = replace(record, inherited=False)
         Registry().add(record)
     assert process.stdin is not None
     # argv is visible to every user of the host, so a password goes in by stdin, as configuration.

@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clawq.procfs import HOST_NAMESPACE, Identity, command_line, environ, read_stat, rss_mb, uss_mb
+from clawq.procfs import HOST_NAMESPACE, Identity, boot_id, command_line, environ, read_stat, rss_mb, uss_mb
 from clawq.registry import TAG_VARIABLE, Record, Registry
 from clawq.watchdog.audit import Audit
-from clawq.watchdog.diagnosis import NEVER_ENDED, deadline_s, diagnose
+from clawq.watchdog.diagnosis import LEAKS_TOLD, NEVER_ENDED, deadline_s, diagnose
 from clawq.watchdog.policy import Policy
 from clawq.watchdog.sight import Sight
 from clawq.watchdog.snapshot import Decision, Seen, Snapshot
@@ -61,8 +61,9 @@ def _facts(seen: Seen, snapshot: Snapshot, policy: Policy) -> list[tuple[str, st
         facts.append(("redis", "answers" if rounds else "does not answer: nobody who uses it is ended meanwhile"))
     if record.role == "worker" and seen.reading is not None:
         slots = int(record.facts.get("slots", 0))
-        lost = f"lost if it takes none for {policy.lost_s:.0f} s while one is free"
-        facts.append(("work", f"{seen.waiting} commands wait, {seen.reading.busy} of {slots} slots are busy; {lost}"))
+        lost = f"lost if it takes none for {policy.lost_s:.0f} s while a slot is free"
+        at_work = f"{seen.reading.busy} are at work (it has {slots} slots)"
+        facts.append(("work", f"{seen.waiting} commands wait, {at_work}; {lost}"))
     if record.log:
         facts.append(("log", record.log))
     return facts
@@ -78,17 +79,18 @@ def _identity(seen: Seen, snapshot: Snapshot) -> str:
         other = Identity.of(record.pid)
         return "gone" if other is None else f"gone; its pid is another process now: {command_line(record.pid)[:60]}"
     carried = {True: "carries its tag", False: "does not carry its tag", None: "its environment cannot be read"}
-    tag = carried[seen.tagged] if record.inherited else "enrolled itself, so it carries no tag"
+    tag = carried[seen.tagged] if record.inherited else "known without a tag"
     return f"the same process as registered (start tick {record.identity.start_ticks}), state {seen.stat.state}, {tag}"
 
 
 def _progress(seen: Seen, policy: Policy) -> str:
     reading = seen.reading
-    if reading is None or seen.record.role == "redis":
-        return "shows none; it is not judged by it"
+    limit_s = deadline_s(seen, policy)
+    # Every process begins as if it had just moved; some have no loop that could go on.
+    if reading is None or (limit_s is None and reading.counter == 0):
+        return "shows none yet; it is not judged by it"
     still_s = time.monotonic() - reading.at_s
     text = f"phase {reading.phase!r}, {reading.counter} pieces, the last one {still_s:.1f} s ago"
-    limit_s = deadline_s(seen, policy)
     if limit_s is None:
         return f"{text}; this phase may take any time"
     ended = "is told" if seen.record.role in NEVER_ENDED else "counts as hung"
@@ -102,9 +104,10 @@ def _memory(seen: Seen, policy: Policy) -> str:
     limit = seen.record.limits.get("memory_mb")
     growth = seen.record.limits.get("leak_mb_per_h", policy.leak_mb_per_h)
     wait_s = seen.record.limits.get("memory_s", 0.0)
+    told = "is told" if seen.record.role in NEVER_ENDED | LEAKS_TOLD else "recycled"
     most = "no limit" if limit is None else f"at most {limit:.0f} MB, after {wait_s:.0f} s above that it is recycled"
     return (
-        f"{uss:.0f} MB of its own ({most}; {rss:.0f} MB with what it shares, which does not count); leaking if that "
+        f"{uss:.0f} MB of its own ({most}; {rss:.0f} MB with what it shares, which does not count); {told} if that "
         f"grows by more than {growth:.0f} MB an hour over {policy.leak_window_s / 60:.0f} minutes"
     )
 
@@ -128,8 +131,15 @@ def _stranger(pid: int, seen: tuple[Seen, ...]) -> list[str]:
 
 
 def _earlier(pid: int, registry: Registry) -> list[str]:
-    lines = [line for line in Audit(registry.folder).lines() if line.get("pid") == pid][-_EARLIER:]
-    return [f"  {'earlier':<11}{_told(line)}" for line in lines]
+    lines = [_told(line) for line in Audit(registry.folder).lines() if line.get("pid") == pid]
+    ended = [one for one in registry.deaths() if one.pid == pid and one.boot == boot_id()]
+    lines += [f"{one.role} {one.place} ended {_ago(one.at_s)}: {(one.how.splitlines() or ['?'])[0]}" for one in ended]
+    return [f"  {'earlier':<11}{line}" for line in lines[-_EARLIER:]]
+
+
+def _ago(at_s: float) -> str:
+    for_s = time.monotonic() - at_s
+    return f"{for_s:.0f} s ago" if for_s < 120.0 else f"{for_s / 60.0:.0f} minutes ago"
 
 
 def _told(line: Mapping[str, Any]) -> str:

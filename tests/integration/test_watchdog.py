@@ -56,6 +56,7 @@ def test_C5_a_stopped_worker_is_ended_with_its_actors_told_and_replaced(home: Cl
     assert "no progress" in explained
     [report] = Registry(registry_folder(home.env)).folder.joinpath("reports").iterdir()
     assert {"decision.json", "stack.txt", "proc.txt", "events.json"} <= {path.name for path in report.iterdir()}
+    assert "celery" in (report / "stack.txt").read_text(), "the stacks of the worker, which writes to its parent's log"
     # And what is told to stop then stops, with nothing left behind
     assert up.stop(timeout_s=60.0)[2] == []
     left = [one for one in Registry(registry_folder(home.env)).records() if Identity.of(one.pid) == one.identity]

@@ -48,6 +48,14 @@ def test_explain_says_what_is_known_which_rule_would_apply_and_why(kennel: "Kenn
     assert "hung -> end: no progress for" in "\n".join(explain(child.pid, kennel.registry, quick))
     kennel.record(child, identity=replace(kennel.record(child).identity, start_ticks=1))
     assert "gone; its pid is another process now" in "\n".join(explain(child.pid, kennel.registry, quick))
+    dead = kennel.child(IDLE)
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.wait_exit(10.0)
+    dead.end_tree()
+    assert (
+        "earlier    actor place-child1 ended 0 s ago: killed by signal 9"
+        in explain(dead.pid, kennel.registry, quick)[-1]
+    )
     stranger, tagged = kennel.stranger(), kennel.stranger(child.tag)
     assert "never touches it" in explain(stranger.pid, kennel.registry, quick)[0]
     assert f"was started by actor place-child0 (pid {child.pid})" in explain(tagged.pid, kennel.registry, quick)[0]
