@@ -4,7 +4,8 @@
     ended by the watchdog           it hung (its progress file says who asked): resumed
     ended by itself                 finished, stopped, or an error of its own, which it would meet again: over
     told to end (SIGTERM, SIGINT)   somebody's wish: over
-    never got further               so often in a row without a new checkpoint: given up, with how it ended first
+    came to nothing                 so many short lives, or without a new checkpoint, in a row: given up, with how the
+                                    first of them ended
 
 It is resumed after a pause that doubles with each such life, and not before its claim on the run is free: the watchdog
 gives that back when it has seen it dead, and of one that was killed it runs out by itself.
@@ -25,8 +26,10 @@ from clawq.spawning.failure import how_it_ended
 from clawq.spawning.spawner import Child
 from clawq.watchdog.audit import Audit
 
-#: Lives in a row without a new checkpoint after which it is given up.
+#: Lives in a row that came to nothing after which it is given up.
 TRIES = 4
+#: A shorter life came to nothing even if it wrote a checkpoint: one that dies each minute is not well, seconds.
+STEADY_S = 60.0
 #: Pauses before it is resumed, seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 #: A claim that is held for longer than this is not its own (one that was killed while loading holds its for 120 s).
@@ -87,7 +90,7 @@ class LearnerLives:
     ) -> None:
         self._start, self._folder, self._claimed, self._say = start, folder, claimed, say
         self._fruitless, self._newest = 0, ""
-        #: How the last life ended, and the first one of those in a row without a new checkpoint.
+        #: How the last life ended, and the first one of those in a row that came to nothing.
         self._last = self._first = _End("", False, "has not ended", "")
         #: When the next life begins, and until when its claim is waited for; None while it lives.
         self._due_s: float | None = None
@@ -113,7 +116,7 @@ class LearnerLives:
         self._speech.join(timeout_s)
 
     def _begin(self, resume: bool) -> Child:
-        self._newest = self._newest_checkpoint()
+        self._newest, self._begun_s = self._newest_checkpoint(), time.monotonic()
         child = self._start(resume)
         self._speech = threading.Thread(target=pass_on, args=(child, self._say), name="clawq-speech", daemon=True)
         self._speech.start()
@@ -129,18 +132,18 @@ class LearnerLives:
         if not by_watchdog and (status >= 0 or status in _WISHES):
             return False
         self._last = _End(child.tag, by_watchdog, how_it_ended(status, child.ooms)[1], child.log.tail(_TAIL_LINES))
-        newest = self._newest_checkpoint()
-        self._fruitless = 1 if newest != self._newest else self._fruitless + 1
-        self._newest = newest
+        newest, lived_s = self._newest_checkpoint(), time.monotonic() - self._begun_s
+        steady = newest != self._newest and lived_s >= STEADY_S
+        self._fruitless, self._newest = 0 if steady else self._fruitless + 1, newest
         if self._fruitless == 1:
             self._first = self._last
         if self._fruitless >= TRIES:
             self._say(
-                f"the learner ended {TRIES} times in a row without getting further than {newest or 'its beginning'} "
-                f"and is given up. The first time {self._first.words()}\n{self._first.log_tail}".rstrip()
+                f"the learner came to nothing {TRIES} times in a row (its last checkpoint: {newest or 'none'}) and is "
+                f"given up. The first time {self._first.words()}\n{self._first.log_tail}".rstrip()
             )
             return False
-        wait_s, now_s = backoff_s(self._fruitless, FIRST_PAUSE_S, LONGEST_PAUSE_S), time.monotonic()
+        wait_s, now_s = backoff_s(max(1, self._fruitless), FIRST_PAUSE_S, LONGEST_PAUSE_S), time.monotonic()
         self._due_s, self._latest_s = now_s + wait_s, now_s + CLAIM_S
         self._say(f"the learner {self._last.how}; it will be resumed")
         return True

@@ -151,8 +151,13 @@ class Ending:
                 with contextlib.suppress(OSError):
                     path.unlink()
             # A parent that lives reaps its child, and takes the record away itself.
-            if record.parent is None or not record.parent.alive:
+            if record.parent is not None and record.parent.alive:
+                continue
+            if record is decision.record:
                 self._registry.bury(record, f"{decision.kind}: {decision.why}")
+            else:
+                # Who only went with it has not died of anything that would speak against its place.
+                self._registry.remove(record.tag)
 
 
 def _seize(fences: Iterable[Fence]) -> list[str]:

@@ -140,7 +140,8 @@ def test_a_learner_that_hangs_every_time_is_given_up_with_the_stack_of_the_first
     tree = up.tree()
     assert up.wait(400) != 0
     assert (
-        "times in a row without getting further than its beginning and is given up. The first time the w" in up.output
+        "came to nothing 4 times in a row (its last checkpoint: none) and is given up. The first time the w"
+        in up.output
     )
     assert up.output.count("it goes on anew: it had written no checkpoint") == 3
     assert "stuck_step" in up.output

@@ -27,7 +27,9 @@ class StuckPlugin(Td3Plugin):
             if left == 0 and not (once and Path(once).exists()):
                 if once:
                     Path(once).touch()
-                ctypes.PyDLL(None).sleep(600)
+                while True:
+                    # A signal ends the sleep, not the loop.
+                    ctypes.PyDLL(None).sleep(600)
             return step(*args, **kwargs)
 
         learner.step = stuck_step
