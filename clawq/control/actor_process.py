@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from clawq.config import Watchdog
 
 _TICK_S = 0.25
+#: Phases in which an actor waits for Redis, or for the learner.
+_WAITING = ("send", "wait")
 _MAX_LINE_BYTES = 1_000_000
 
 
@@ -43,7 +45,7 @@ class Patience:
         reset_s: phase `reset`.
         step_s: phase `step`, between two env steps (the first one may compile).
         wait_s: phases `send` and `wait`: Redis or the learner is slow, which is not the actor's fault.
-        overrun_s: from the end of the lease's time to `done`.
+        overrun_s: from the end of the lease's time to `done`, without what went by in `send` and `wait`.
         ending_s: from `end` at a shutdown of the worker to `done`.
     """
 
@@ -107,10 +109,13 @@ class _Watch:
     phase: str = "exec"
     progress_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
+    waited_s: float = 0.0
     ending_at: float | None = None
 
     def moved(self, phase: str) -> None:
-        self.phase, self.progress_at = phase, time.monotonic()
+        now = time.monotonic()
+        self.waited_s += self._waiting_s(now)
+        self.phase, self.progress_at = phase, now
         if phase not in ("start", "reset") and self.started_at is None:
             self.started_at = self.progress_at
 
@@ -123,9 +128,16 @@ class _Watch:
         limit_s = self.patience.of(self.phase)
         if now - self.progress_at > limit_s:
             return "stall", f"made no progress for {limit_s:.0f} s in phase {self.phase!r}"
-        if self.started_at is not None and now - self.started_at > self.lease_s + self.patience.overrun_s:
+        if self.started_at is None:
+            return None
+        acted_s = now - self.started_at - self.waited_s - self._waiting_s(now)
+        if acted_s > self.lease_s + self.patience.overrun_s:
             return "overrun", f"did not end its lease of {self.lease_s:.0f} s"
         return None
+
+    def _waiting_s(self, now: float) -> float:
+        """Seconds since the last progress, if they went by in waiting for others."""
+        return now - self.progress_at if self.phase in _WAITING and self.started_at is not None else 0.0
 
 
 class ActorProcess:

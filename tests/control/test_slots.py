@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_leases_run_side_by_side_and_prefer_the_actor_of_their_run(bench: Bench)
     assert mine[1][0]["pid"] != other[1][0]["pid"]
     assert lease(slots)["pid"] == mine[1][0]["pid"]
     assert lease(slots, run=OTHER)["pid"] == other[1][0]["pid"]
+
+
+def test_a_lease_is_overrun_by_acting_not_by_waiting_for_redis(bench: Bench) -> None:
+    bench.patience, bench.mode = replace(bench.patience, overrun_s=0.5), "send"
+    assert lease(bench.slots())["reason"] == "lease_over"
+    bench.mode = "step"
+    with pytest.raises(Failure, match="did not end its lease") as failure:
+        lease(bench.slots())
+    assert failure.value.kind == "overrun"
 
 
 def test_no_process_serves_two_runs(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """A small real actor for tests of slots: speaks the control-socket protocol, steps nothing.
 
-TINY_ACTOR chooses how it misbehaves: hang | exit | fail | deaf (never ends) | chatty (split and garbled lines).
+TINY_ACTOR chooses how it misbehaves: hang | exit | fail | deaf (never ends) | step, send (goes on in that
+phase for 1.5 s after its time) | chatty (split and garbled lines).
 """
 
 import json
@@ -67,5 +68,8 @@ while True:
         if mode != "deaf" and message is not None and message["op"] == "end":
             reason = "ended"
             break
+    while mode in ("step", "send") and time.monotonic() < end + 1.5:
+        say(event="progress", phase=mode, env_steps=1)
+        time.sleep(0.05)
     if mode != "fail":
         say(event="done", report={"env_steps": 7, "reason": reason, "pid": os.getpid(), "leases": leases})

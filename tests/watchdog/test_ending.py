@@ -165,6 +165,9 @@ def test_R17_actors_that_go_with_their_worker_are_fenced_and_counted_and_what_co
     outcome = end(kennel, quick, record)
     assert "its claim on slot:a was seized" in outcome.result
     assert not alive(actor.pid)
+    # It did not die of anything that would speak against its place
+    assert kennel.registry.get(actor.tag) is None
+    assert kennel.registry.deaths() == []
     [event] = Events(data_client, run_keys).last(5)
     assert (event.kind, event.facts["role"], event.facts["actors"]) == ("reaped", "worker", 1)
     # Its replacement need not wait, and nothing of the old one gets in behind it
