@@ -22,6 +22,7 @@ from desk import ENVS, STEPS, Desk, Slot
 from stitched import stitch
 from waiting import Until
 
+from clawq import progress
 from clawq.algorithms.td3_learner import Td3
 from clawq.config import Demonstrations, Fifo, Hindsight, Sequence
 from clawq.core import Entry
@@ -112,6 +113,19 @@ def test_everything_that_actors_made_is_told_under_its_name(desk: Desk) -> None:
     assert_normaliser_saw(trainer, valid_rows(a, b))
     desk.train_on(trainer)
     assert_limiter_is_exact(trainer)
+
+
+def test_its_loop_is_shown_before_the_very_first_update_which_may_hang_already(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "mine.progress"
+    progress.create(shown)
+    monkeypatch.setattr(progress, "_mine", progress.Progress.open(shown))
+    trainer = desk.trainer()
+    trainer.train(Until(lambda: True))
+    reading = progress.read(shown)
+    assert reading is not None
+    assert reading.phase == "step"
 
 
 def test_the_ledger_balances_at_any_moment_and_names_what_somebody_took_out_of_a_stream(

@@ -12,6 +12,7 @@ from clawq_process import Clawq
 
 from clawq.registry import Registry, registry_folder
 from clawq.spawning.spawner import Spawner
+from clawq.watchdog import keeping
 from clawq.watchdog.daemon import only_watchdog, watchdog_pid
 from clawq.watchdog.explain import explain
 from clawq.watchdog.keeping import WatchdogKeeper
@@ -77,10 +78,12 @@ def test_R20_a_second_watchdog_steps_back_and_status_names_the_first(home: Clawq
 
 
 @pytest.mark.slow
-def test_F20_a_watchdog_that_dies_is_replaced_and_the_next_one_adopts_who_lives(
-    kennel: "Kennel", eventually: Eventually, monkeypatch: pytest.MonkeyPatch, alive: Alive
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_F20_a_watchdog_that_dies_or_freezes_is_replaced_and_the_next_one_adopts_who_lives(
+    kennel: "Kennel", eventually: Eventually, monkeypatch: pytest.MonkeyPatch, alive: Alive, fault: signal.Signals
 ) -> None:
     monkeypatch.setenv("CLAWQ_WATCHDOG", "1")
+    monkeypatch.setattr(keeping, "HUNG_S", 6.0)
     code = "print('ready', flush=True)\nwhile True:\n    mine.moved('step'); time.sleep(0.05)"
     busy = kennel.child(code, {"step": 5.0})
     keeper = WatchdogKeeper(Spawner(), look_s=0.2)
@@ -88,7 +91,7 @@ def test_F20_a_watchdog_that_dies_is_replaced_and_the_next_one_adopts_who_lives(
         eventually(lambda: watchdog_pid(kennel.registry), "a watchdog", 60.0)
         first = watchdog_pid(kennel.registry)
         assert first is not None
-        os.kill(first, signal.SIGKILL)
+        os.kill(first, fault)
         eventually(lambda: watchdog_pid(kennel.registry) not in (None, first), "the next one", 60.0)
         assert alive(busy.pid)
     finally:
