@@ -195,7 +195,10 @@ def _lock(lock: TextIO) -> None:
         # Somebody may only have asked who has it (`watchdog_pid`), which takes a moment.
         time.sleep(0.05)
     lock.seek(0)
-    raise AlreadyWatched(f"this host has a watchdog already (pid {lock.read().strip() or '?'})")
+    raise AlreadyWatched(
+        f"this host has a watchdog already (pid {lock.read().strip() or '?'}); `clawq watchdog status` shows what it "
+        "sees, and what it would do"
+    )
 
 
 def _key(decision: Decision) -> tuple[str, str, str]:
