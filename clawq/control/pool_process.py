@@ -110,12 +110,12 @@ class PoolProcess:
         record = self.registry.get(run_id)
         return record if record is not None and record.state in ACTIVE_STATES else None
 
-    def stopped(self, run_tag: str) -> bool:
-        """Whether the run is over for actors. While the data server is away nobody knows, and actors wait anyway."""
+    def stopped(self, run_tag: str) -> bool | None:
+        """Whether the run is over for actors. None: nobody knows, since the data server is away; actors wait anyway."""
         try:
             control = ControlRecord(self.data_client, RunKeys(run_tag)).read()
         except TransportError:
-            return False
+            return None
         return control is not None and control.stop
 
     def events(self, run: RunRecord) -> Events:

@@ -59,7 +59,8 @@ class Slots:
         start_actor: makes an actor process for the slot and the run of a lease.
         shutdown: begins when the worker ends.
         idle_s: an actor without a lease for so long is closed.
-        is_over: whether the run of this tag is over; asked once a second for idle actors.
+        is_over: whether the run of this tag is over; asked once a second for idle actors. None = nobody can tell, since
+            the data server is away: then they stay, with what they have yet to send.
         recycler: says when an actor is worn out.
     """
 
@@ -69,7 +70,7 @@ class Slots:
         start_actor: Callable[[Lease], ActorProcess],
         shutdown: Shutdown,
         idle_s: float = 30.0,
-        is_over: Callable[[str], bool] = lambda run_tag: False,
+        is_over: Callable[[str], bool | None] = lambda run_tag: False,
         recycler: Recycler | None = None,
     ) -> None:
         self._slots = [Slot(name) for name in names]
@@ -179,7 +180,8 @@ class Slots:
         while not self._shutdown.wait(_LOOK_S):
             for slot in self._idle_ones(min(_LOOK_S, self._idle_s)):
                 idle_s = time.monotonic() - slot.idle_since
-                if slot.actor is not None and (idle_s > self._idle_s or self._is_over(slot.actor.run_tag)):
+                over = None if slot.actor is None else self._is_over(slot.actor.run_tag)
+                if over or (over is not None and idle_s > self._idle_s):
                     self._close_actor(slot)
         self.close()
 

@@ -205,6 +205,18 @@ def test_an_idle_actor_is_closed(bench: Bench) -> None:
     assert lease(slots)["pid"] != pid
 
 
+def test_an_idle_actor_stays_while_redis_is_away_with_what_it_has_yet_to_send(bench: Bench) -> None:
+    away = [True]
+    slots = Slots(["slot-0"], bench.start_actor, bench.shutdown, 0.1, lambda tag: None if away[0] else False)
+    lease(slots)
+    [actor] = bench.started
+    asked_s = time.monotonic() + 2.5  # two looks and more
+    wait_for(lambda: time.monotonic() > asked_s or not actor.alive, "some looks")
+    assert actor.alive
+    away[0] = False
+    wait_for(lambda: not actor.alive, "it to be closed")
+
+
 def test_an_idle_actor_of_a_run_that_is_over_is_closed_soon(bench: Bench) -> None:
     over: set[str] = set()
     slots = Slots(["slot-0", "slot-1"], bench.start_actor, bench.shutdown, is_over=over.__contains__)
