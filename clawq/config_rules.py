@@ -87,12 +87,12 @@ def _limiter(environment: Environment, replay: Replay, rate_limit: RateLimit) ->
             "set samples_per_insert, or remove error_buffer"
         )
         return
-    # One insert moves the error up by n·ratio, one batch moves it down by B; with less room than both there is an
-    # error at which neither side may move, and the run would stand still for ever.
-    least = (replay.transitions + ratio * environment.num_envs) / 2
+    # The limiter's own rule (clawq.replay.rate_limiter), for the smallest fragment that there can be: how long
+    # fragments become is known only with the environment.
+    least = max(replay.transitions, ratio * environment.num_envs)
     if buffer < least:
         yield (
-            f"rate_limit.error_buffer: {buffer:g} is below (batch_size + samples_per_insert·num_envs)/2 = {least:g}; "
+            f"rate_limit.error_buffer: {buffer:g} is below max(batch_size, samples_per_insert·num_envs) = {least:g}; "
             "actors and learner would come to block each other (deadlock); null chooses a fitting value"
         )
 

@@ -214,7 +214,7 @@ def test_a_wrong_plugin_name_is_a_mistake_of_the_configuration(good: Path, overr
         (["replay.capacity=300", "environment.num_envs=100", "rate_limit.min_size_to_sample=9"], "half of the ring"),
         (["replay.capacity=1000"], "no update would ever be made"),
         (["rate_limit.error_buffer=10"], "means nothing while samples_per_insert is null"),
-        (["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=191"], "deadlock"),
+        (["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=255"], "deadlock"),
         (["staleness.target=4", "staleness.hard=3"], "paced to a lag at which the learner drops"),
         (["staleness.target=1001"], "staleness.target: 1001 is above 1000 weights versions"),
         (["staleness.hard=1000001"], "staleness.hard: 1000001 is above 1000000 weights versions"),
@@ -247,7 +247,7 @@ def test_settings_that_cannot_work_together_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=192"],
+        ["rate_limit.samples_per_insert=8", "rate_limit.error_buffer=256"],
         [*SYNC, "sync.deadline_s=5", "sync.quorum=0.5", "sync.deterministic_lag=0", "replay.capacity=4096"],
         ["replay.capacity=2000"],
         ["staleness.target=3", "staleness.hard=3"],

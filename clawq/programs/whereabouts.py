@@ -57,6 +57,10 @@ def find_run(word: str) -> Whereabouts:
     folder = folder_of(word)
     if folder is not None:
         return _of_folder(folder.absolute(), data)
+    if "/" in word:
+        # No name of a run has one.
+        lacks = "it has no run.json" if Path(word).is_dir() else "there is no such folder"
+        raise UserError(f"{word} is no run folder: {lacks}. Give the folder that `clawq up` printed")
     known: list[str] = []
     if broker is not None:
         registry = RunRegistry(broker)

@@ -98,3 +98,21 @@ def test_a_killed_learner_that_still_stands_in_the_registry_is_told_at_once(
         assert "no living learner" in capsys.readouterr().out
     finally:
         registry.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("word", "lacks"),
+    [("empty", "there is no run 'empty'"), ("./empty", "it has no run.json"), ("./no", "no such folder")],
+)
+def test_what_is_no_run_folder_is_told_as_the_path_that_it_is(
+    named_servers: EmbeddedRedis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    lacks: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert run(["log", "ls", word]) == 2
+    assert lacks in capsys.readouterr().err
