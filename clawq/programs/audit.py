@@ -204,25 +204,25 @@ def keep(
     """
     positions, sums = published(consumer)
     sums["lost_unacked"] = lost_unacked
-    ended = time.strftime("%Y-%m-%d %H:%M:%S")
+    source = f"when the learner ended, {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
         seen: View | None = Books(data, keys).look(positions)
     except TransportError as error:
         log.warning("the last balance of the ledger is without Redis: %s", error)
         seen = None
-    found = balance(reader, f"when the learner ended, {ended}", positions, seen, sums)
+    found = balance(reader, source, positions, seen, sums)
     found = replace(found, finished=finished)
     for problem in found.problems():
         log.warning("ledger: %s", problem)
     try:
-        write_json(folder / LEDGER_FILE, found.to_json() | {"readers": _others_at_end(data, keys, reader)})
+        write_json(folder / LEDGER_FILE, found.to_json() | {"readers": _others_at_end(data, keys, reader, source)})
     except OSError as error:
         log.warning("%s was not written: %s", folder / LEDGER_FILE, error)
         return None
     return found
 
 
-def _others_at_end(data: Any, keys: RunKeys, reader: str) -> list[dict[str, Any]]:
+def _others_at_end(data: Any, keys: RunKeys, reader: str, source: str) -> list[dict[str, Any]]:
     """Of the other readers of the run's own streams: these are deleted when it is finished."""
     if reader != LEARNER:
         return []
@@ -234,7 +234,7 @@ def _others_at_end(data: Any, keys: RunKeys, reader: str) -> list[dict[str, Any]
     for one in found:
         for problem in one.problems():
             log.warning("ledger of reader %s: %s", one.reader, problem)
-    return [one.to_json() for one in found]
+    return [replace(one, source=source).to_json() for one in found]
 
 
 def ledger_at_end(folder: Path, state: Mapping[str, Any]) -> Balance | None:

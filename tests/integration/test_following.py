@@ -150,6 +150,7 @@ def test_a_finished_run_waits_until_its_required_follower_has_everything(pair: P
     told = pair.home.call("log", "ledger", str(pair.home.runs / "a"), "--json")
     assert told.status == 0, told.output
     [ledger] = json.loads(told.output)["readers"]
+    assert ledger["source"].startswith("when the learner ended, ")
     assert (ledger["reader"], ledger["in_stream"], ledger["sums"]["gaps"].get("trimmed", 0)) == ("b", 0, 0)
     assert not pair.data.exists(source.slots)
     assert "Traceback" not in pair.home.logs("a") + pair.home.logs("b")
