@@ -108,8 +108,10 @@ def span_of(recording: Recording, order: Order) -> Span:
     if order.begin is None and order.end is None:
         return Span()
     first_ms = recording.first_ms()
-    marks = [None if text is None else parse_mark(text, first_ms) for text in (order.begin, order.end)]
-    return Span(*marks)
+    begin, end = (None if text is None else parse_mark(text, first_ms) for text in (order.begin, order.end))
+    if begin is not None and end is not None and begin.kind == end.kind and begin.value >= end.value:
+        raise UserError(f"--from {order.begin} is not before --to {order.end}: nothing lies between")
+    return Span(begin, end)
 
 
 def new_run(recording: Recording, config: RunConfig, order: Order, elsewhere: bool) -> Run:

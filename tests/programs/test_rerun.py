@@ -175,6 +175,8 @@ def test_a_part_of_the_log_is_replayed_and_one_that_is_gone_is_refused_with_what
     with pytest.raises(UserError, match=r"'yesterday' is no place in a log; allowed are fragment:N"):
         replayed(recorded, begin="yesterday")
     folders = set(recorded.run.folder.parent.iterdir())
+    with pytest.raises(UserError, match=r"--from fragment:12 is not before --to fragment:4"):
+        replayed(recorded, begin="fragment:12", end="fragment:4")
     with pytest.raises(UserError, match=r"no fragment in that range; .* 18 fragments, with 360 env steps"):
         replayed(recorded, begin="fragment:1000")
     with pytest.raises(ConfigError, match=r"algorithm.options.lr_acter.*lr_actor"):
