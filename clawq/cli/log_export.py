@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clawq.cli.signals import stop_on_signals
+from clawq.cli.signals import interrupt_on_sigterm, stop_on_signals
 from clawq.cli.times import milliseconds
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def export(
         return
     if reader is not None or required:
         raise click.UsageError("--reader and --required need --follow")
+    interrupt_on_sigterm()
     from clawq.errors import LogGone
     from clawq.programs.export import export as write
     from clawq.programs.export import open_writer

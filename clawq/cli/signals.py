@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one stops in order, the second one at once."""
+"""Ctrl-C and SIGTERM: the first one stops in order, the second one at once; or both interrupt, and end tidily."""
 
 import os
 import signal
@@ -31,3 +31,8 @@ def stop_on_signals(force: Callable[[], None] = lambda: None) -> Stop:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     return stop
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM ends a command as Ctrl-C does: what it has half written is taken back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

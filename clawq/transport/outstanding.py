@@ -40,8 +40,8 @@ class Outstanding:
         self._client: Any = client
         self._keys, self._readers = keys, Readers(client, keys)
         self._ends: dict[str, _End | None] = {}
-        #: Slots whose ends were looked at when nobody wrote to them any more.
-        self._final: set[str] = set()
+        #: Slot -> its registration when its end was looked at and nobody wrote to it any more.
+        self._final: dict[str, bytes] = {}
 
     def readers(self) -> list[ReaderRecord]:
         """The required readers beside the learner that have not checkpointed all that the streams hold."""
@@ -56,16 +56,18 @@ class Outstanding:
 
     def _look(self) -> None:
         with translated(self._client):
-            names = [name.decode(errors="replace") for name in self._client.hkeys(self._keys.slots)]
-            slots = [name for name in names if NAME_PATTERN.fullmatch(name)]
+            found = {
+                name.decode(errors="replace"): told for name, told in self._client.hgetall(self._keys.slots).items()
+            }
+            slots = {slot: told for slot, told in found.items() if NAME_PATTERN.fullmatch(slot)}
             pipe = self._client.pipeline(transaction=False)
             for slot in slots:
                 pipe.exists(self._keys.claim(f"slot:{slot}"))
             written = dict(zip(slots, pipe.execute(), strict=True))
-        free = {slot for slot, claimed in written.items() if not claimed}
-        known = {slot: self._ends[slot] for slot in free & self._final}
+        free = {slot: told for slot, told in slots.items() if not written[slot]}
+        # A free slot may have been taken again since, if only for a moment: then it is registered anew.
+        known = {slot: self._ends[slot] for slot, told in free.items() if self._final.get(slot) == told}
         self._ends = {slot: known[slot] if slot in known else self._end(slot) for slot in slots}
-        # (A free slot may be taken again: then its end is looked at, and it is not final.)
         self._final = free
 
     def _end(self, slot: str) -> _End | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clawq.cli.signals import stop_on_signals
+from clawq.cli.signals import interrupt_on_sigterm, stop_on_signals
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +47,9 @@ def test_under_clawq_up_the_first_one_is_heeded_too(ends: list[int], monkeypatch
         assert stop.is_set()
         assert stop.again.is_set()
     assert ends == []
+
+
+def test_where_both_interrupt_they_do_so_alike() -> None:
+    interrupt_on_sigterm()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)

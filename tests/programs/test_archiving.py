@@ -176,7 +176,9 @@ def test_an_actor_does_not_wait_for_the_disk_of_a_required_archive(
     sender.send(1, b"one")
     taken, kept = run_keys.cursors("archive"), run_keys.kept("archive")
     eventually(lambda: data_client.hget(taken, "w-0") == f"{sender.epoch}-1".encode(), "it was taken over")
-    # It is trimmed only behind what is on the disk for sure.
+    # It is trimmed, and counted, only behind what is on the disk for sure.
+    found = audit_live(data_client, run_keys, "archive", settling_s=0.0)
+    assert (found.sums["committed"], found.in_stream) == (0, 1)
     assert data_client.hget(kept, "w-0") is None
     assert archiver.holds() == {}
     archiver.close()
@@ -237,5 +239,6 @@ def test_the_archive_has_an_exact_ledger_also_after_a_kill_that_published_less_t
     other = open_archiver(elsewhere, data_client, print)
     assert other is not None
     other.start()
-    eventually(lambda: balance()[0] == 11, "it balances, too")
+    left = int(data_client.xlen(run_keys.stream("stays")))
+    eventually(lambda: balance() == (11, left, 0), "it balances, too")
     other.close()

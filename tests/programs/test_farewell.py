@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +24,26 @@ class Waiting:
 
     def __init__(self, data: Any, keys: RunKeys, patience_s: float | None = 60.0) -> None:
         self.stop, self.shown, self.told = Stop(), "", list[str]()
+        self.looks = 0
         self.lost: dict[str, int] | None = None
         self._farewell = Farewell(Outstanding(data, keys), patience_s, "r1", archive=True)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        self.lost = self._farewell.wait(self.stop, self._show, self.told.append, lambda: None)
+        self.lost = self._farewell.wait(self.stop, self._show, self.told.append, self._look)
+
+    def _look(self) -> None:
+        self.looks += 1
 
     def _show(self, stage: str) -> None:
         self.shown = stage
+
+    def goes_on(self, eventually: Eventually) -> None:
+        """It has looked at everything as it is now, and still waits."""
+        looks = self.looks
+        eventually(lambda: self.looks > looks + 2, "it looks again")
+        assert self.lost is None
 
     def end(self) -> dict[str, int]:
         self._thread.join(10.0)
@@ -94,7 +105,7 @@ def test_a_finished_run_waits_for_each_required_reader_by_name_until_it_has_all_
     keen.checkpointed(cursors)
     while not keen.cursors()["a"].endswith("-1"):
         keen.read(0.1)
-    assert waiting.lost is None
+    waiting.goes_on(eventually)
     keen.checkpointed(keen.cursors())
     assert waiting.end() == {}
     keen.close()
@@ -110,6 +121,24 @@ def test_it_gives_up_when_no_reader_gets_on_and_says_exactly_what_is_lost(
     assert waiting.end() == {"slow": 3}
     assert "gave up waiting for reader slow: 3 fragments that it has not checkpointed are lost" in waiting.told[-1]
     assert "the archive has them" in waiting.told[-1]
+    slow.close()
+
+
+def test_patience_begins_anew_whenever_a_reader_gets_on(
+    streams: tuple[Any, RunKeys], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(farewell, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    slow = required(streams, "slow")
+    waiting = Waiting(*streams, patience_s=60.0)
+    waiting.goes_on(eventually)
+    now[0] = 50.0
+    slow.checkpointed({"a": slow.cursors()["a"]})
+    waiting.goes_on(eventually)
+    now[0] = 109.0
+    waiting.goes_on(eventually)
+    now[0] = 110.0
+    assert waiting.end() == {"slow": 3}
     slow.close()
 
 

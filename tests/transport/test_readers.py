@@ -259,3 +259,11 @@ def test_a_reader_that_left_does_not_come_back_while_other_threads_still_show_it
 def beat_until(reader: StreamReader, ended: threading.Event) -> None:
     while not ended.is_set():
         reader.beat()
+
+
+def test_what_a_checkpoint_names_no_more_is_taken_back(data_client: Any, run_keys: RunKeys) -> None:
+    reader = StreamReader(data_client, run_keys, reader="other", required=True)
+    reader.read(0.0)
+    reader.checkpointed({"gone": "1-1", "stays": "1-1"})
+    reader.checkpointed({"stays": "1-2"})
+    assert data_client.hgetall(run_keys.kept("other")) == {b"stays": b"1-2"}
