@@ -97,7 +97,7 @@ def stop(run_id: str) -> None:
     from clawq.transport.control import Orders
 
     view = View(run_id)
-    run = view.find(run_id)
+    run = view.find_at_work(run_id)
     Orders(view.data, run.keys).append("stop_wanted")
     deadline = time.monotonic() + STOP_S
     while view.registry.get(run_id) is not None:

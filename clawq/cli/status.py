@@ -115,7 +115,7 @@ class View:
         return (
             "no living learner: it was killed, and holds what it had at its last checkpoint. Go on with it, under "
             f"other settings if you like: `clawq up --resume {folder} KEY=VALUE`; or take it off the list: "
-            f"`clawq learner forget {run.run_id}`"
+            f"`clawq learner forget {run.run_id}`. (Or its data Redis is another one than here: see CLAWQ_DATA_URL.)"
         )
 
     def snapshot(self, run: "RunRecord") -> "Snapshot":

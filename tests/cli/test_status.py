@@ -135,3 +135,13 @@ def test_watching_ends_with_the_redis_of_this_machine(
     Stall(monkeypatch, looks=99, then=forget)
     assert run(["status", "--watch", demo]) == 0
     assert "the Redis of this machine has ended" in capsys.readouterr().out
+
+
+def test_a_learner_that_is_not_on_this_data_redis_is_not_waited_for(
+    demo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # It was killed, or only the broker was named, which then stands for both
+    assert run(["learner", "stop", demo]) == 2
+    told = capsys.readouterr().err
+    assert "no living learner" in told
+    assert "CLAWQ_DATA_URL" in told
