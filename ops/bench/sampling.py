@@ -35,11 +35,11 @@ _LOGS = ("metrics.", "schedule.", "events.out.")
 def describe(name: str) -> Series:
     """How the series of that name is judged."""
     bound, by = _BOUNDS.get(name, (None, ""))
-    if name.endswith("per CPU s"):
-        return Series(name, "1/s", falls=True)
     if name.endswith("per s"):
-        # On a shared machine it says how much of it we were given.
+        # On a shared machine these say how much of it we were given; even CPU time is dearer when others compute.
         return Series(name, "1/s", falls=True, told=True)
+    if name.startswith("CPU "):
+        return Series(name, "us", told=True)
     if name.endswith(" RSS MB"):
         # Shared pages count in it: the private ones are judged.
         return Series(name, "MB", grain=_MB)
@@ -64,7 +64,7 @@ class Sampler:
         self._board = Board(data, keys)
         host = next((path for path in (state / "processes").iterdir() if path.is_dir()), state)
         self._registry = Registry(host)
-        self._cpu: dict[int, float] = {}
+        self._cpu: dict[int, tuple[str, float]] = {}
         self._before: tuple[float, float, float] | None = None
 
     def look(self) -> dict[str, float]:
@@ -107,18 +107,22 @@ class Sampler:
         yield "state folder MB", sum(others) / 1e6
 
     def _work(self, records: list[Record]) -> dict[str, float]:
-        """Rates since the last look, by the run's own clock and by the CPU time of those that lived in both."""
+        """Rates since the last look by the run's own clock, and what they took of CPU time."""
         board = self._board.read()
         wall_s, steps, updates = (float(board.get(name, 0.0)) for name in ("wall_s", "env_steps", "updates"))
-        cpu = {record.pid: _cpu_s(record.pid) for record in records}
-        used_s = sum(now_s - self._cpu[pid] for pid, now_s in cpu.items() if pid in self._cpu)
+        cpu = {record.pid: (record.role, _cpu_s(record.pid)) for record in records}
+        used_s = dict.fromkeys(ROLES, 0.0)
+        for pid, (role, now_s) in cpu.items():
+            used_s[role] += now_s - self._cpu.get(pid, (role, now_s))[1]
         before, self._before, self._cpu = self._before, (wall_s, steps, updates), cpu
-        if before is None or wall_s <= before[0] or used_s <= 0:
+        if before is None or wall_s <= before[0]:
             return {}
+        span_s, steps, updates = (now - then for now, then in zip(self._before, before, strict=True))
         return {
-            "env steps per s": (steps - before[1]) / (wall_s - before[0]),
-            "updates per s": (updates - before[2]) / (wall_s - before[0]),
-            "env steps per CPU s": (steps - before[1]) / used_s,
+            "env steps per s": steps / span_s,
+            "updates per s": updates / span_s,
+            **({"CPU us of actors per env step": 1e6 * used_s["actor"] / steps} if steps else {}),
+            **({"CPU us of learner per update": 1e6 * used_s["learner"] / updates} if updates else {}),
         }
 
 

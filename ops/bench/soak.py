@@ -187,7 +187,7 @@ def main() -> int:
     wrong = ["no ledger was kept"] if ledger is None else ledger.problems()
     wrong += [f"left behind: {what}" for what in left] + ([f"clawq up ended with status {status}"] if status else [])
     judged = [verdict for verdict in verdicts if not verdict.series.told and verdict.series.bound is None]
-    shown = ["env steps per s", "updates per s", "env steps per CPU s", "data used MB", "broker used MB"]
+    shown = ["env steps per s", "updates per s", "CPU us of actors per env step", "data used MB", "broker used MB"]
     shown += [f"{role} USS MB" for role in ROLES]
     bench.result(
         "largest_growth",

@@ -194,9 +194,9 @@ class Storm:
             self._window()
             began_s = time.monotonic()
             self._rage(began_s + weather.seconds)
-            over_s, mark = time.monotonic(), system.mark()
+            over_s = time.monotonic()
             self._gather()
-            system.await_recovery(mark, 90.0, senders=system.setup.workers)
+            system.await_recovery(system.until(system.mark, "the learner's books"), 90.0)
             outcome.recovery_s = time.monotonic() - over_s
             self._window()
         finally:
@@ -272,8 +272,11 @@ class Storm:
         self._system.learner.wait(10.0)
 
         def resume() -> None:
+            system = self._system
             try:
-                self._system.resume()
+                before = system.until(system.mark, "the learner's books")
+                system.resume()
+                system.await_recovery(before, 90.0, senders=0)
             except BaseException as error:
                 self._trouble.append(error)
 
@@ -281,7 +284,7 @@ class Storm:
         self._resuming.start()
 
     def _learner_is_down(self) -> bool:
-        """Whether it is being brought back."""
+        """Whether it is being brought back. It is spared until it trains: the claim of one that starts lasts 120 s."""
         return self._resuming is not None and self._resuming.is_alive()
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -294,7 +297,7 @@ class Storm:
         for timer in self._pending:
             timer.join()
         if self._resuming is not None:
-            self._resuming.join(60.0)
+            self._resuming.join()
         if self._trouble:
             raise self._trouble[0]
 
