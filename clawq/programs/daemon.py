@@ -20,7 +20,7 @@ from clawq.cores import thread_env
 from clawq.errors import Interrupted, UserError
 from clawq.programs.demonstration_file import check_readable
 from clawq.programs.extras import extras_of
-from clawq.programs.following import find_source
+from clawq.programs.following import differences, find_source
 from clawq.programs.run import Run, create_run, is_unborn, new_run_id, only_writer, open_run, prepare_folder, refusing
 from clawq.programs.servers import servers_for
 from clawq.programs.session import invite_actors, open_session, start_coordinator
@@ -125,8 +125,8 @@ def check_same_spec(run: Run, spec: EnvSpec) -> None:
     """UserError if the environment is not the one that a resumed run has learned in."""
     if spec.fingerprint != run.spec.fingerprint:
         raise UserError(
-            f"the run in {run.folder} was made with {run.spec.name}; the configuration, or the simulator that is "
-            f"installed now, gives {spec.name} with other observations, actions or limits. Start a new run for that."
+            f"the run in {run.folder} was made in another environment than the configuration, or the simulator that is "
+            f"installed now, gives here: {differences(run.spec, spec)}. Set it back, or start a new run for that"
         )
 
 

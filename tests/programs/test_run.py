@@ -9,6 +9,7 @@ import pytest
 
 from clawq.config import Redis, RunConfig
 from clawq.errors import CheckpointInvalid, UserError
+from clawq.programs.daemon import check_same_spec
 from clawq.programs.run import create_run, new_run_id, only_writer, open_run, prepare_new_folder
 from clawq.state import named_urls
 from clawq.testing.point import PointOptions, point_spec
@@ -26,6 +27,13 @@ def test_a_run_is_opened_as_it_was_made(tmp_path: Path) -> None:
     assert (opened.id, opened.tag, opened.config) == (made.id, made.tag, made.config)
     assert opened.spec.fingerprint == SPEC.fingerprint
     assert (tmp_path / "r1" / "config.yaml").exists()
+
+
+def test_a_run_of_another_environment_is_told_by_what_differs(tmp_path: Path) -> None:
+    made = create_run(config(tmp_path), "r1", SPEC)
+    check_same_spec(made, SPEC)
+    with pytest.raises(UserError, match=r"made in another environment .*: max_episode_steps: 20 there, 7 here\. Set"):
+        check_same_spec(made, point_spec(PointOptions(max_episode_steps=7)))
 
 
 def test_two_runs_have_different_tags(tmp_path: Path) -> None:
