@@ -120,14 +120,14 @@ class Prioritized(Section):
         alpha_final: at the end; null = as at the start.
         beta: how much of the sampling bias is corrected at the start.
         beta_final: at the end.
-        epsilon: priority of a row without TD error.
+        epsilon: priority of a row without TD error, 1e-12 to 1e6 (priorities are float32).
     """
 
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.6
     alpha_final: Annotated[float, Field(gt=0, le=1)] | None = None
     beta: Fraction = 0.4
     beta_final: Fraction = 1.0
-    epsilon: Annotated[float, Field(gt=0)] = 1e-6
+    epsilon: Annotated[float, Field(ge=1e-12, le=1e6)] = 1e-6
 
 
 class Fifo(Section):

@@ -221,6 +221,14 @@ def _sequence(replay: Replay) -> Iterator[str]:
         )
 
 
+def _sequence_staleness(replay: Replay, staleness: Staleness) -> Iterator[str]:
+    if replay.sampler == "sequence" and staleness.on_stale == "reweight":
+        yield (
+            "staleness.on_stale: reweight cannot be used with sampler: sequence, whose steps have one importance "
+            "weight in common; use drop"
+        )
+
+
 def _demonstrations(replay: Replay) -> Iterator[str]:
     if replay.demonstrations is None:
         return
@@ -309,6 +317,7 @@ RULES = (
     Rule(("replay", "rate_limit"), _fifo),
     Rule(("replay",), _fifo_room),
     Rule(("replay",), _sequence),
+    Rule(("replay", "staleness"), _sequence_staleness),
     Rule(("replay",), _hindsight),
     Rule(("replay",), _demonstrations),
     Rule(("budget", "evaluation"), _targets),

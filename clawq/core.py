@@ -157,7 +157,8 @@ class SequenceBatch(Batch):
 
     The axes are [L, B]: time first. `obs`, `action`, `reward`, `discount`, `next_obs`, `weights_version` and `extras`
     are as in Batch, of one step each, with L before B; `next_obs[l]` is `obs[l + 1]`. `importance_weight` and `row` (of
-    the first step) stay [B]. Behind the end of a sequence the last obs is repeated, and all else is 0.
+    the first step) stay [B]. Behind the end of a sequence the last obs is repeated, and all else is 0. `made_by` has
+    the versions of the steps in `mask` alone, in no order that means anything.
 
     Attributes:
         mask: bool [L, B]: learn from this step (it happened, and it is no burn-in).

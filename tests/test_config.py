@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from clawq.config import RunConfig
+from clawq.config import Prioritized, Replay, RunConfig, Staleness
 from clawq.config_file import load_config, parse_config, to_yaml
 from clawq.config_rules import broken_rules
 from clawq.config_yaml import apply_overrides
@@ -363,3 +364,16 @@ def test_ways_of_sampling_that_cannot_work_are_refused(
     sections = {name: one for name in RunConfig.model_fields if (one := getattr(config, name)) is not None}
     [mistake] = broken_rules(sections)
     assert told in mistake
+
+
+def test_sequences_are_not_reweighted_since_their_steps_have_one_weight_in_common() -> None:
+    staleness = Staleness(hard=3, on_stale="reweight")
+    [mistake] = broken_rules({"replay": Replay(sampler="sequence"), "staleness": staleness})
+    assert "staleness.on_stale: reweight cannot be used with sampler: sequence" in mistake
+    assert not broken_rules({"replay": Replay(), "staleness": staleness})
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, 1e300])
+def test_priorities_that_are_no_float32_are_refused(epsilon: float) -> None:
+    with pytest.raises(ValidationError, match="epsilon"):
+        Prioritized(epsilon=epsilon)

@@ -66,6 +66,7 @@ class SequenceGatherer:
         parts |= {name: column.select(there) for name, column in ring.separate.items()}
         by_time = {name: one.reshape(length + 1, count, *one.shape[1:]) for name, one in parts.items()}
         happened = torch.from_numpy(real).to(device)
+        learned_from = real & (np.arange(length) >= wanted.burn_in)[:, None]
 
         def of_steps(name: str) -> torch.Tensor:
             """What was stored with each step; 0 where there was none (there lies whatever was there before)."""
@@ -84,7 +85,8 @@ class SequenceGatherer:
             row=torch.from_numpy(np.array(rows)).to(device),
             weights_version=torch.from_numpy(np.where(real, versions, 0)).to(device),
             extras={name: of_steps(f"extras.{name}") for name in ring.extras},
-            mask=torch.from_numpy(real & (np.arange(length) >= wanted.burn_in)[:, None]).to(device),
+            made_by=versions[learned_from] if learned_from.any() else versions[real],
+            mask=torch.from_numpy(learned_from).to(device),
             steps=torch.from_numpy(steps).to(device),
         )
 

@@ -17,6 +17,7 @@ from clawq.replay.rate_limiter import RateLimiter, Unlimited
 from clawq.replay.returns import Returns
 from clawq.replay.ring import VERSION, ReplayRing
 from clawq.replay.samplers import UniformSampler
+from clawq.replay.sequences import SequenceGatherer, Sequences
 from clawq.replay.staleness import Ageing, StalenessRule
 from clawq.testing.experience import SPEC, Chances, TrueSlot
 
@@ -170,6 +171,19 @@ def test_lag_is_measured_when_the_gradient_uses_it_not_when_the_row_came() -> No
     ageing.weigh(batch, 25)
     assert ageing.metrics()["lag_at_use/mean"] == 11
     assert ageing.metrics()["stale_share"] == 0
+
+
+def test_lag_at_use_is_that_of_the_steps_of_sequences_that_are_learned_from() -> None:
+    ring = ring_of([1, 4, 8], chances=Chances(0.0, 0.0))
+    ageing = Ageing(ring, Unlimited(1), StalenessRule(hard=5))
+    # From the last but one step of version 1 on: one step of that to warm up, one more, and a whole fragment of 4.
+    first = ring.sampleable_rows()[(STEPS - 2) * ENVS : (STEPS - 1) * ENVS]
+    batch = SequenceGatherer(ring, Sequences(2 + STEPS, 1, 0.9)).gather(first)
+    assert ageing.weigh(batch, 8) is batch
+    metrics = ageing.metrics()
+    assert metrics["lag_at_use/mean"] == pytest.approx((7 + STEPS * 4) / (1 + STEPS))
+    assert metrics["lag_at_use/max"] == 7
+    assert metrics["stale_share"] == pytest.approx(1 / (1 + STEPS))
 
 
 def test_another_rule_is_followed_at_once() -> None:
