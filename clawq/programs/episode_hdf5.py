@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ HDF5_SUFFIXES = (".hdf5", ".h5")
 BOUND_SLACK = 1e-4
 _EPISODE = re.compile(r"episode_([0-9]{1,18})")
 _ATTRIBUTES = ("slot", "epoch", "seq", "worker", "seed")
+T = TypeVar("T", str, int, bool, float)
 
 
 class Hdf5Writer(Partial):
@@ -248,35 +249,39 @@ def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:
         truncated = np.asarray(group["truncations"], np.bool_)
         version = infos.get("weights_version")
         versions = np.zeros(len(rewards), np.int64) if version is None else np.asarray(version, np.int64)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{where} cannot be used: {error}") from None
-    attrs = group.attrs
     steps = len(rewards)
     expected = {f"observations/{key}": ((steps + 1, *one.shape), obs[key]) for key, one in spec.obs.items()}
     expected |= {"actions": ((steps, spec.action.size), action), "terminations": ((steps,), terminated)}
+    expected |= {"rewards": ((steps,), rewards)}
     expected |= {"truncations": ((steps,), truncated), "infos/weights_version": ((steps,), versions)}
     for leaf, (shape, array) in expected.items():
         if steps < 1 or array.shape != shape:
             raise UserError(f"{where}/{leaf} has shape {list(array.shape)}; {spec.name} needs {list(shape)}")
+    early = np.flatnonzero((terminated | truncated)[:-1])
+    if len(early):
+        raise UserError(f"{where} ends at step {early[0]} of 0 to {steps - 1}; cut it there, nothing comes behind")
+    attrs = _Facts(group.attrs)
     meta = FragmentMeta(
-        run=str(attrs.get("run", "")),
-        worker=str(attrs.get("worker", "")),
-        slot=str(attrs.get("slot", "")),
-        epoch=int(attrs.get("epoch", 0)),
-        seq=int(attrs.get("seq", 0)),
-        env=str(attrs.get("env_fingerprint", "")),
-        seed=int(attrs.get("seed", 0)),
+        run=attrs.get("run", ""),
+        worker=attrs.get("worker", ""),
+        slot=attrs.get("slot", ""),
+        epoch=attrs.get("epoch", 0),
+        seq=attrs.get("seq", 0),
+        env=attrs.get("env_fingerprint", ""),
+        seed=attrs.get("seed", 0),
         weights_version=int(versions[0]),
         steps=steps,
         envs=1,
         produced=0,
-        created_ms=int(attrs.get("created_ms", 0)),
-        made_by=Provenance(str(attrs.get("host", "")), spec.name, str(attrs.get("clawq_version", ""))),
+        created_ms=attrs.get("created_ms", 0),
+        made_by=Provenance(attrs.get("host", ""), spec.name, attrs.get("clawq_version", "")),
     )
-    ended = bool(attrs.get("ended", terminated[-1] or truncated[-1]))
+    ended = attrs.get("ended", bool(terminated[-1] or truncated[-1]))
     return Episode(
         meta=meta,
-        env=int(attrs.get("env", 0)),
+        env=attrs.get("env", 0),
         obs={key: obs[key].astype(one.dtype) for key, one in spec.obs.items()},
         action=action,
         reward=rewards,
@@ -284,10 +289,25 @@ def _read_episode(group: Any, where: str, spec: EnvSpec) -> Episode:
         truncated=truncated if ended else truncated & False,
         weights_version=versions,
         extras={},
-        whole=bool(attrs.get("whole", True)),
+        whole=attrs.get("whole", True),
         ended=ended,
-        success=float(attrs.get("success", float("nan"))),
+        success=attrs.get("success", float("nan")),
     )
+
+
+class _Facts:
+    """Attributes of an episode; what others wrote there of another kind (a seed of "None") counts as not there."""
+
+    def __init__(self, attrs: Any) -> None:
+        self._attrs = attrs
+
+    def get(self, name: str, default: T) -> T:
+        """The attribute, if it is of the default's type."""
+        try:
+            given = self._attrs.get(name, default)
+            return default if np.ndim(given) else type(default)(given)
+        except (OSError, OverflowError, TypeError, ValueError):
+            return default
 
 
 def _of_kind(array: Array, key: str, spec: EnvSpec) -> Array:

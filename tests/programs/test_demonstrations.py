@@ -98,7 +98,13 @@ def renamed(file: Any) -> None:
     file.create_group("episode_²")
 
 
-@pytest.mark.parametrize("change", [lambda file: None, renamed])
+def attributed(file: Any) -> None:
+    """Attributes as somebody else may write them: Minari has a seed of "None"."""
+    file["episode_0"].attrs.update(seed="None", success="yes", epoch=[1, 2], ended=[True, False])
+    file["episode_1"].attrs["seed"] = h5py.Empty("f")
+
+
+@pytest.mark.parametrize("change", [lambda file: None, renamed, attributed])
 def test_a_file_of_somebody_else_is_read_and_an_episode_without_an_end_bootstraps(
     tmp_path: Path, change: Callable[[Any], object]
 ) -> None:
@@ -192,6 +198,9 @@ def replaced(name: str, column: Any) -> Callable[[Any], None]:
         (replaced("episode_1/actions", np.zeros((3, 4))), r"actions has shape \[3, 4\]"),
         (replaced("episode_1/rewards", np.array([0, np.nan, 0])), r"episode 1 cannot be learned from: .*nan or inf"),
         (replaced("episode_1/infos/policy_action", np.full((3, 2), 1.5)), r"episode 1 .*actions are stored in"),
+        (replaced("episode_1/rewards", np.zeros((3, 1))), r"episode_1/rewards has shape \[3, 1\]"),
+        (replaced("episode_1/terminations", np.array([False, True, False])), r"episode_1 ends at step 1 of 0 to 2"),
+        (replaced("episode_1/infos", np.zeros(3)), r"episode_1 cannot be used"),
         (lambda file: [file.__delitem__(name) for name in list(file)], "holds no episodes"),
         (lambda file: file["episode_1"].attrs.update(env_fingerprint="0" * 16), "made in another environment than"),
     ],
