@@ -186,7 +186,10 @@ class Bisection:
 
         def counted() -> Iterator[Record]:
             nonlocal done
-            for record in self._recording.records():
+            records = self._recording.as_configured(
+                "Nothing goes wrong up to there; what follows is no matter of one fragment. Look at what was changed"
+            )
+            for record in records:
                 yield record
                 done += 1
                 if isinstance(record, FragmentCommitted) and fragments % APART == 0:

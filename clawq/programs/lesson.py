@@ -5,7 +5,6 @@ See `clawq.programs.rerun`, which drives it.
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from clawq.errors import CheckpointInvalid, ScheduleInvalid, UserError
-from clawq.programs import checkpoint, learning, quarantine, tuning
+from clawq.programs import checkpoint, learning, quarantine
 from clawq.programs.difference import first_difference
 from clawq.programs.intake import valid_steps
 from clawq.programs.recording import Pupil, Recording
-from clawq.programs.resume import learning_changes
 from clawq.programs.schedule import (
     FragmentCommitted,
     LiveChange,
     Record,
     RowsVoided,
-    SessionBegun,
     UpdatesTried,
     WeightsPublished,
 )
@@ -77,26 +74,13 @@ class Exact(_Lesson):
     def learn(self) -> None:
         """Follow the schedule to its end."""
         parts, recording = self._parts, self._recording
-        learning.apply(self._records(), recording.fetch, parts, recording.examiner, after=self._after)
+        records = recording.as_configured(
+            "It can be replayed exactly up to there only; give a range or another configuration to replay it otherwise"
+        )
+        learning.apply(records, recording.fetch, parts, recording.examiner, after=self._after)
         self._ended = True
         if self._unlike is not None:
             self.difference = self.difference or f"at update {self._parts.updater.updates}: {self._unlike}"
-
-    def _records(self) -> Iterator[Record]:
-        current = self._recording.session["config"]
-        for record in self._recording.records():
-            if isinstance(record, LiveChange) and record.kind == tuning.KIND:
-                # A session that goes on under what was tuned before goes on as it was.
-                current = tuning.tuned(current, record.facts)
-            elif isinstance(record, SessionBegun) and "config" in record.facts:
-                changed = learning_changes(current, record.facts["config"])
-                if changed:
-                    raise UserError(
-                        f"the run was resumed with another configuration at update {record.facts.get('updates')}: "
-                        f"{'; '.join(changed)}. It can be replayed exactly up to there only; give a range or another "
-                        "configuration to replay it otherwise"
-                    )
-            yield record
 
     def _after(self, record: Record) -> None:
         match record:

@@ -14,14 +14,22 @@ from clawq.config_file import change_config, parse_config
 from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ExperienceGone, LogGone, UserError
 from clawq.metrics import Writers
+from clawq.programs import tuning
 from clawq.programs.archiving import open_log
 from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.learner import choose_device
 from clawq.programs.link import Link
 from clawq.programs.parts import Outside, Parts, make_examiner, make_parts
-from clawq.programs.resume import STATE_FORMAT
+from clawq.programs.resume import STATE_FORMAT, learning_changes
 from clawq.programs.run import Run, open_run
-from clawq.programs.schedule import SCHEDULE_FILE, FragmentCommitted, Record, SessionBegun, read_schedule
+from clawq.programs.schedule import (
+    SCHEDULE_FILE,
+    FragmentCommitted,
+    LiveChange,
+    Record,
+    SessionBegun,
+    read_schedule,
+)
 from clawq.programs.span import Made
 from clawq.programs.train import Trainer
 from clawq.programs.whereabouts import Whereabouts
@@ -67,6 +75,25 @@ class Recording:
     def records(self) -> Iterator[Record]:
         """The schedule."""
         return read_schedule(self.run.folder / SCHEDULE_FILE)
+
+    def as_configured(self, advice: str) -> Iterator[Record]:
+        """The schedule, as long as learning goes on under `config`, and what was tuned live.
+
+        Raises UserError, which ends with the advice, where the run was resumed with another configuration.
+        """
+        current = self.session["config"]
+        for record in self.records():
+            if isinstance(record, LiveChange) and record.kind == tuning.KIND:
+                # A session that goes on under what was tuned before goes on as it was.
+                current = tuning.tuned(current, record.facts)
+            elif isinstance(record, SessionBegun) and "config" in record.facts:
+                changed = learning_changes(current, record.facts["config"])
+                if changed:
+                    raise UserError(
+                        f"the run was resumed with another configuration at update {record.facts.get('updates')}: "
+                        f"{'; '.join(changed)}. {advice}"
+                    )
+            yield record
 
     def fetch(self, slot: str, epoch: int, seq: int) -> Entry:
         """A fragment's entry; ExperienceGone, naming what is held, if the log lost it."""

@@ -17,6 +17,8 @@ from waiting import Until
 from clawq.cli.replay import lines
 from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ConfigError, ExperienceGone, UserError
+from clawq.programs.bisect import Bisection
+from clawq.programs.divergence import Limits
 from clawq.programs.rerun import Order, rerun
 from clawq.transport.log import RunLog
 
@@ -100,6 +102,31 @@ def test_what_was_tuned_live_is_done_again_also_after_resumes(record: Callable[.
     recorded.end()
     report = replayed(recorded)
     assert (report["mode"], report["difference"], report["final_weights"]) == ("exact", None, "identical")
+
+
+def test_beyond_a_resume_with_another_configuration_nothing_is_compared_or_accused(
+    record: Callable[..., Recorded],
+) -> None:
+    recorded = record()
+    recorded.send("a", 6)
+    recorded.learn(4)
+    recorded.resume("replay.gamma=0.5")
+    recorded.send("a", 2)
+    recorded.learn(3)
+    recording = recorded.end()
+    updates = recorded.trainer.parts.updater.updates
+    told = r"resumed with another configuration at update \d+: replay.gamma: was 0.9\d*, is 0.5. "
+    with pytest.raises(UserError, match=told + "It can be replayed exactly up to there only"):
+        replayed(recorded)
+    # Otherwise, and in part, it can be replayed
+    assert replayed(recorded, name="part", end="fragment:7")["fragments"] == 6
+    # And no fragment is looked for behind what was changed by hand
+    with pytest.raises(UserError, match=told + "Nothing goes wrong up to there"):
+        Bisection(recording, Limits(), threading.Event(), lambda text: None).find()
+    # What goes wrong before that is found all the same.
+    verdict = Bisection(recording, Limits(bound=1e-12), threading.Event(), lambda text: None).find()
+    assert verdict.wrong is not None
+    assert verdict.updates < updates
 
 
 def test_a_checkpoint_or_weights_that_differ_are_told_with_the_place(record: Callable[..., Recorded]) -> None:

@@ -9,6 +9,7 @@ from desk import Desk, Slot
 from safetensors.torch import save_file
 from waiting import Until, wait_for
 
+from clawq.config_file import change_config
 from clawq.programs.recording import Recording, open_recording
 from clawq.programs.whereabouts import Whereabouts
 from clawq.replay.consumer import STAGED_BYTES
@@ -32,10 +33,11 @@ class Recorded:
         self._slots: dict[str, Slot] = {}
         self.sent: list[tuple[str, int, int]] = []
 
-    def resume(self) -> None:
+    def resume(self, *overrides: str) -> None:
         """The learner ends after a checkpoint, and another one goes on under the configuration that was in force."""
         self.trainer.checkpoint(wait=True)
-        self._desk.session.run = replace(self.run, config=self.trainer.parts.config)
+        config = change_config(self.trainer.parts.config.model_dump(mode="json"), overrides, "resume")
+        self._desk.session.run = replace(self.run, config=config)
         self._desk.end()
         self.trainer = self._desk.trainer(resume=True)
 
