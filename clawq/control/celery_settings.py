@@ -58,8 +58,8 @@ def make_app(broker_url: str | None, platform: str = sys.platform) -> Celery:
             "visibility_timeout": 300,
             "unacked_restore_interval": 5,
             "unacked_restore_throttle": 1,
-            # A reply that got lost is waited for so long, once more after the network is back: with 30 s, work could begin
-            # half a minute after that.
+            # A reply that got lost is waited for so long, perhaps from just before the network is back: with 30 s, work
+            # could begin half a minute after that.
             "socket_timeout": 10,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
