@@ -59,7 +59,8 @@ class _End:
         """How it ended, and why; what the watchdog has to say is written a moment after the end itself."""
         if not self.by_watchdog:
             return f"the learner {self.how}"
-        lines = [line for line in Audit(Registry().folder).lines() if line.get("tag") == self.tag]
+        told = Audit(Registry().folder).lines()
+        lines = [line for line in told if line.get("tag") == self.tag and line.get("ended")]
         if not lines:
             return "the watchdog ended the learner"
         report = lines[-1].get("report")
@@ -78,7 +79,10 @@ class LearnerLives:
 
     Attributes:
         child: the present one, or the last one.
+        given_up: whether there is no sense in another one.
     """
+
+    given_up = False
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class LearnerLives:
         if self._fruitless == 1:
             self._first = self._last
         if self._fruitless >= TRIES:
+            self.given_up = True
             self._say(
                 f"the learner came to nothing {TRIES} times in a row (its last checkpoint: {newest or 'none'}) and is "
                 f"given up. The first time {self._first.words()}\n{self._first.log_tail}".rstrip()

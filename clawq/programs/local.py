@@ -19,7 +19,7 @@ from typing import Protocol
 from clawq import progress
 from clawq.config import RunConfig
 from clawq.cores import CorePlan, available_cores, device_here, plan_cores, thread_env
-from clawq.errors import ActorFailed, TransportError, UserError
+from clawq.errors import ActorFailed, LearnerError, TransportError, UserError
 from clawq.programs.demonstration_file import check_readable
 from clawq.programs.learner_lives import LearnerLives
 from clawq.programs.memory import Machine, forecast
@@ -113,6 +113,9 @@ class Household:
         if self.learner is not None:
             self.learner.child.terminate()
             status = self.learner.child.end_tree(LEARNER_STOP_S)
+            if self.learner.given_up:
+                # Even one that heeded the watchdog in time has not done what it was for.
+                status = status or LearnerError.exit_code
         if self.worker is not None:
             self.worker.terminate()
             self.worker.end_tree(WORKER_STOP_S)

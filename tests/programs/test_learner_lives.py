@@ -86,6 +86,7 @@ def test_one_that_keeps_being_killed_goes_on_while_it_gets_further_and_is_given_
         one.ready()
         one.kill(signal.SIGSEGV if life == 2 + TRIES else signal.SIGKILL)
         assert one.end(life + 1) == (life == 1 + 2 * TRIES)
+    assert one.lives.given_up
     assert f"nothing {TRIES} times in a row (its last checkpoint: step-000000000099.ckpt)" in one.said[-1]
     assert "given up. The first time the learner was killed by signal 11" in one.said[-1]
     assert "its own words" in one.said[-1], "the original error, not that of the last one"
