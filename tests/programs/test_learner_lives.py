@@ -123,9 +123,9 @@ def test_one_that_the_watchdog_ended_is_resumed_however_it_ended_once_its_claim_
     eventually(child.exited, "it to end in order")
     assert not any(one.lives.over(0.01) for _ in range(20))
     assert one.begun == [False], "its claim is held"
-    Audit(registry.folder).note(
-        Decision("hung", "end", "no progress for 9 s", record), "dead", ended=True, report="r/1"
-    )
+    audit = Audit(registry.folder)
+    audit.note(Decision("hung", "end", "no progress for 9 s", record), "dead", ended=True, report="r/1")
+    audit.note(Decision("hung", "hold", "no progress for 8 s", record), "told")
     one.claimed = False
     assert not one.end(2)
     words = "the watchdog ended the learner: no progress for 9 s (its stacks: r/1); it goes on anew: it had written no"
