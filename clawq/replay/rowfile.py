@@ -96,7 +96,6 @@ class RowFiles:
             hashed.update(part)
         piece = Piece(first, len(body[0]), hashed.hexdigest())
         if piece.name(self.kind) not in there:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.path(piece), [self._header(piece), *_padded(body)])
         return piece
 
@@ -159,7 +158,8 @@ def row_bytes(columns: Columns) -> int:
 
 
 def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write, fsync, rename, fsync the folder; on failure nothing is left behind."""
+    """Write, fsync, rename, fsync the folder, which is made if it is missing; on failure nothing is left behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".tmp")
     try:
         with partial.open("wb", buffering=0) as file:

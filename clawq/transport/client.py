@@ -27,6 +27,8 @@ from clawq.transport.urls import CA_VARIABLE, redact, usable_url, without_secret
 _SOCKET_READ_BYTES = 1 << 20
 #: Commands up to this size are joined into one buffer; larger arguments are sent as they are, without a copy.
 _JOIN_BYTES = 6000
+#: redis-py puts before the text of a command's error which command of a pipeline that was, and this.
+_IN_A_PIPELINE = " of pipeline caused error: "
 #: Oldest server that has what we call; 7.0 is what is tested.
 OLDEST_VERSION = (6, 2)
 TESTED_VERSION = (7, 0)
@@ -130,7 +132,8 @@ def translated(client: redis.Redis | None = None) -> Iterator[None]:
 
 def translate(error: Exception, where: str = "Redis") -> TransportError:
     """Our error for one of redis-py's."""
-    text = str(error)
+    # Of a command in a pipeline it tells first which one that was.
+    text = str(error).rpartition(_IN_A_PIPELINE)[2]
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return StoreFull(f"{where} is out of memory and refuses writes (its maxmemory is reached)")
     if isinstance(error, (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)):
@@ -146,15 +149,15 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
         return StoreUnavailable(f"{where} did not answer in time: {text}{hint}")
     if isinstance(error, (redis.ConnectionError, redis.BusyLoadingError)):
         return StoreUnavailable(f"{where} cannot be reached: {text}")
-    if text.startswith(("MISCONF", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
-        # The server is there but cannot write just now (disk full under an AOF, a long script): worth another try.
+    if text.startswith(("MISCONF", "NOREPLICAS", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
+        # The server is there but cannot write just now (disk full under an AOF, a replica away, a long script): try again.
         return StoreUnavailable(f"{where} cannot serve us now: {text}")
     if text.startswith("WRONGTYPE"):
         return RecordUnreadable(
             f"{where}: a key of ours holds something of another type, which somebody else wrote: {text}. It is tried "
             "again until that key is deleted"
         )
-    return TransportError(f"{where} answered: {text}")
+    return TransportError(f"{where} answered: {error}")
 
 
 def _tls_trouble(text: str) -> str | None:

@@ -177,6 +177,12 @@ def test_whatever_is_inserted_voided_written_and_restored_the_content_is_equal(
     assert ring.head > 2 * capacity
 
 
+def test_a_ring_that_holds_nothing_yet_has_a_snapshot_too(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there"
+    writer = SnapshotWriter(ReplayRing(SPEC, 300), folder, OWNER)
+    assert load_manifest(folder, writer.write(writer.cut())).rows == ()
+
+
 def test_a_ring_of_another_capacity_takes_what_fits(tmp_path: Path) -> None:
     ring, _, name = written(tmp_path)
     before = content(ring)

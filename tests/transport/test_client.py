@@ -120,8 +120,26 @@ def test_exceptions_become_ours_by_what_the_caller_can_do() -> None:
     ]
     for error, expected in cases:
         assert type(translate(error)) is expected, error
+        # And as redis-py words it of a command in a pipeline.
+        error.args = (f"Command # 1 (HSET k f v) of pipeline caused error: {error}",)
+        assert type(translate(error)) is expected, error
     with pytest.raises(ZeroDivisionError), translated():
         raise ZeroDivisionError
+
+
+def test_a_server_that_refuses_writes_for_a_while_is_unavailable_to_pipelines_and_transactions_too(
+    own_servers: EmbeddedRedis,
+) -> None:
+    client = connect(own_servers.data_url)
+    # It takes none without a replica, which is on its way.
+    client.config_set("min-replicas-to-write", 1)
+    for transaction in (False, True):
+        pipe = client.pipeline(transaction=transaction)
+        pipe.set("a", "2")
+        pipe.set("b", "2")
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"), translated(client):
+            pipe.execute()
+    client.close()
 
 
 def test_large_values_are_written_without_copies_and_come_back(data_client: redis.Redis, run_keys: object) -> None:

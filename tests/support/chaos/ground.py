@@ -73,8 +73,8 @@ class Ground:
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self._folder, self._setup, self._things = folder, setup, ExitStack()
-        if (setup.clocks or setup.settable_clock) and not clocks.can_shift():
-            raise NotHere("wrong clocks need libfaketime (apt install libfaketime)")
+        if setup.settable_clock and not clocks.can_set():
+            raise NotHere("setting a server's clock needs libfaketime (apt install libfaketime)")
         if setup.apart and not namespaces.can_make():
             raise NotHere("network namespaces need root, ip and tc")
         if setup.disks and not may_mount():
@@ -122,6 +122,7 @@ class Ground:
             wire.close()
         self.broker.close()
         self.data.close()
+        clocks.tidy(self.data.process.pid)
         self._things.close()
 
     def forget_sockets(self) -> list[str]:

@@ -1,12 +1,14 @@
 """Faults of our own processes: F1, F2, F10, F12, F13, F16, F17, F20, and a worker that is slow."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
 import psutil
+from clocks import with_site
 from garbage import GARBAGE
 from processes import outliving
 
@@ -16,8 +18,6 @@ from chaos.system import RUN, System
 from clawq.control.queues import lease_queue
 from clawq.transport.keys import CELERY_PREFIX
 
-#: For `Setup.learner_env`: see chaos/site.
-SITE = Path(__file__).parent / "site"
 #: File in the system's folder, where its processes run.
 _TRIGGER = "die-at-a-rename"
 
@@ -63,8 +63,7 @@ def learner_killed_mid_publish(system: System, dice: Random) -> str:
 
 def rename_env(point: str) -> dict[str, str]:
     """For `Setup.learner_env`: the learner dies before or after the rename of a checkpoint, once it is told to."""
-    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "CLAWQ_CHAOS_RENAME": point, "CLAWQ_CHAOS_TRIGGER": _TRIGGER}
+    return with_site(CLAWQ_CHAOS_RENAME=point, CLAWQ_CHAOS_TRIGGER=_TRIGGER)
 
 
 def learner_killed_at_rename(system: System, dice: Random) -> str:
@@ -146,6 +145,8 @@ def second_learner(system: System, dice: Random) -> str:
     before = system.mark()
     first.process.send_signal(signal.SIGSTOP)
     system.over()
+    # On this machine the run folder is the first one's as long as it lives, so: as on another one.
+    system.run_folder = Path(shutil.copytree(system.run_folder, system.folder / "elsewhere" / RUN))
     system.resume()
     system.await_recovery(before)
     took_s = system.since_over_s

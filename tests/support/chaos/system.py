@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from books import assert_every_ledger_balances
+from books import assert_ledger_balances
 from clawq_process import ROOT, Clawq, Command
 from leftovers import command_line, in_use, marked_processes, shared_memory
 
@@ -79,7 +79,8 @@ class System:
 
     Attributes:
         ground: see Ground; its servers and wires are `broker`, `data` and `wires` here too.
-        home: starts commands; has the run folder.
+        home: starts commands.
+        run_folder: the newest learner's.
         learner: the process of the newest learner.
         workers: name -> process.
         recovery_s: from the end of the last fault until it trained again; None: it did not yet.
@@ -100,6 +101,7 @@ class System:
         env = {MARK: self._mark, "XDG_RUNTIME_DIR": str(self.ground.sockets), "CLAWQ_WATCHDOG": "01"[setup.watchdog]}
         # For the commands that people give: straight to the servers.
         self.home = Clawq(folder, CLAWQ_BROKER_URL=self.broker.url, CLAWQ_DATA_URL=self.data.url, **env, **setup.env)
+        self.run_folder = self.home.runs / RUN
         try:
             for number in range(setup.workers):
                 self.add_worker(f"w{number}")
@@ -116,11 +118,6 @@ class System:
     def registry(self) -> RunRegistry:
         """The runs on the broker."""
         return RunRegistry(connect(self.broker.url, timeout_s=2.0))
-
-    @property
-    def run_folder(self) -> Path:
-        """The learner's."""
-        return self.home.runs / RUN
 
     @property
     def keys(self) -> RunKeys:
@@ -243,7 +240,7 @@ class System:
             assert self.home.call("learner", "stop", RUN).status == 0, self.describe()
             assert self.learner.wait(limit_s) == 0, self.describe()
         statuses = {name: worker.stop(timeout_s=limit_s) for name, worker in self.workers.items() if self._lives(name)}
-        assert_every_ledger_balances(self.client, self.home.runs)
+        assert_ledger_balances(self.client, self.keys, self.run_folder)
         self.leftovers = [f"worker {name} ended with {status}" for name, (status, _, _) in statuses.items() if status]
         self.leftovers += [f"process {p.pid}: {command_line(p)}" for p in self._processes()]
         self.leftovers += self._keys_left()

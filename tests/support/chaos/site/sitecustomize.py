@@ -1,15 +1,19 @@
-"""Kills the process that starts with this folder in PYTHONPATH beside a rename of a checkpoint, once it is told to.
+"""Does harm to a process that starts with this folder in PYTHONPATH.
 
-CLAWQ_CHAOS_RENAME is `before` or `after`, CLAWQ_CHAOS_TRIGGER a file: from when it is there, the next rename counts.
-It listens to Python's own audit events, so nothing of what is tested is replaced.
+CLAWQ_CHAOS_RENAME=before|after: it is killed beside a rename of a checkpoint, the next one from when the file
+CLAWQ_CHAOS_TRIGGER is there. It listens to Python's own audit events, so nothing of what is tested is replaced.
+
+CLAWQ_CHAOS_CLOCK=SECONDS: its wall clock is ahead by that.
 """
 
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 _POINT, _TRIGGER = os.environ.get("CLAWQ_CHAOS_RENAME"), os.environ.get("CLAWQ_CHAOS_TRIGGER", "")
+_AHEAD_S = int(os.environ.get("CLAWQ_CHAOS_CLOCK", "0"))
 _renamed: list[str] = []
 
 
@@ -27,3 +31,8 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
 
 if _POINT:
     sys.addaudithook(_listen)
+
+if _AHEAD_S:
+    _true_s, _true_ns = time.time, time.time_ns
+    time.time = lambda: _true_s() + _AHEAD_S
+    time.time_ns = lambda: _true_ns() + _AHEAD_S * 10**9
