@@ -150,7 +150,7 @@ def translate(error: Exception, where: str = "Redis") -> TransportError:
     if isinstance(error, (redis.ConnectionError, redis.BusyLoadingError)):
         return StoreUnavailable(f"{where} cannot be reached: {text}")
     if text.startswith(("MISCONF", "NOREPLICAS", "MASTERDOWN", "TRYAGAIN", "BUSY ", "CLUSTERDOWN")):
-        # The server is there but cannot write just now (disk full under an AOF, a replica away, a long script): try again.
+        # The server is there but cannot write just now (disk full under an AOF, a replica away, a long script).
         return StoreUnavailable(f"{where} cannot serve us now: {text}")
     if text.startswith("WRONGTYPE"):
         return RecordUnreadable(
