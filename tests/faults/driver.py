@@ -6,6 +6,7 @@ Each fault gets a system of its own. One JSON line for each, and a table at the 
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ def main() -> int:
         for fault in FAULTS.values():
             print(f"{fault.name:18} {fault.what}: {fault.expected}")
         return 0
+    # Told to end, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Nothing stands in the state of whoever runs it.
     os.environ["CLAWQ_STATE_DIR"] = state = tempfile.mkdtemp(prefix="clawq-chaos-state-", dir="/tmp")
     verdicts = []
