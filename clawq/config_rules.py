@@ -62,9 +62,10 @@ def _ring(environment: Environment, replay: Replay) -> Iterator[str]:
             f"replay.batch_size: {replay.batch_size} is above replay.capacity {replay.capacity}; "
             "a batch is drawn from the rows of the ring"
         )
-    if replay.capacity < 4 * environment.num_envs:
+    if replay.capacity < 6 * environment.num_envs:
+        # Of each env the step, the last observation of an episode that it ended, and the one after it.
         yield (
-            f"replay.capacity: {replay.capacity} is below 4·environment.num_envs = {4 * environment.num_envs}; "
+            f"replay.capacity: {replay.capacity} is below 6·environment.num_envs = {6 * environment.num_envs}; "
             "even a fragment of one step, with its last observations, must fit into half of the ring"
         )
 

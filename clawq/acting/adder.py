@@ -56,10 +56,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a fragment ends: at the latest after `seconds`, and before it is larger than `size_bytes`."""
+    """When a fragment ends, whichever comes first.
+
+    Attributes:
+        seconds: after so long.
+        size_bytes: before it is larger than that.
+        rows: before it could take more rows of a replay ring; None = any number.
+    """
 
     seconds: float
     size_bytes: int
+    rows: int | None = None
 
 
 class Adder:
@@ -76,6 +83,9 @@ class Adder:
         self._spec, self._n, self._origin, self._limits = spec, num_envs, origin, limits
         self._fingerprint = spec.fingerprint
         self._capacity = max(1, limits.size_bytes // step_bytes(spec, num_envs))
+        if limits.rows is not None:
+            # Each step may end an episode, whose last obs takes a row; behind all steps lie those of the tail.
+            self._capacity = max(1, min(self._capacity, (limits.rows - num_envs) // (2 * num_envs)))
         self._index = 0
         self._produced = 0
         self._episodes = _OpenEpisodes(num_envs)

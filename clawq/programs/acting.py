@@ -105,7 +105,9 @@ class ActingSession:
         actor = Actor(_noise(config, self._env, seed), self._loader.get, explores=not extras_of(config, spec))
         origin = Origin(str(order.run["tag"]), order.worker, slot, seed, provenance(spec.name))
         seconds = config.actors.fragment_s if sync is None else math.inf
-        adder = self._adder = Adder(spec, self._env.num_envs, origin, Limits(seconds, config.actors.fragment_bytes))
+        # A ring takes no fragment that is larger than half of it.
+        limits = Limits(seconds, config.actors.fragment_bytes, config.replay.capacity // 2)
+        adder = self._adder = Adder(spec, self._env.num_envs, origin, limits)
         self._progress = progress
         self._loop = RolloutLoop(
             self._env, actor, adder, outbox, self._sender, self._on_progress, self._loader.ready, _share(config)

@@ -55,7 +55,8 @@ def _told(error: BaseException) -> str:
     if errors := getattr(error, "errors", None):
         # pydantic's: the first of its mistakes, with its place.
         first = errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        unknown = "this clawq knows no such setting; another version of it may have written the file"
+        return f"{'.'.join(map(str, first['loc']))}: {unknown if first['type'] == 'extra_forbidden' else first['msg']}"
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from clawq.acting.adder import Adder, Limits, Origin, step_bytes
 from clawq.errors import SpecMismatch
+from clawq.replay.ring import ReplayRing
 from clawq.testing.scripted import SPEC, CountingEnv
 from clawq.types import Fragment, Provenance, Voided
 
@@ -60,6 +61,20 @@ def test_C44_obs_after_a_step_is_the_obs_before_the_next_one_inside_an_episode()
         np.testing.assert_array_equal(fragment.obs["policy"][-1], following.obs["policy"][0])
     for env_index, _episode, before, after, _ in rows_of(fragments):
         assert after == before + 1, env_index
+
+
+@pytest.mark.parametrize(("num_envs", "capacity"), [(1, 6), (3, 18), (4, 100), (8, 1000)])
+def test_a_fragment_always_fits_into_half_of_the_smallest_ring_that_is_allowed_whatever_ends_in_it(
+    num_envs: int, capacity: int
+) -> None:
+    adder = Adder(SPEC, num_envs, ORIGIN, Limits(seconds=1e9, size_bytes=10**7, rows=capacity // 2))
+    ring = ReplayRing(SPEC, capacity)
+    fragments = collect(CountingEnv(num_envs, lengths=(1,)), adder, 5)
+    for fragment in fragments:
+        assert ring.insert(fragment) == fragment.meta.steps * num_envs
+    # And no smaller than that needs.
+    more = 2 * num_envs * (fragments[0].meta.steps + 1) + num_envs
+    assert more > capacity // 2
 
 
 def test_every_transition_is_there_once_and_boundaries_have_the_true_last_observation() -> None:

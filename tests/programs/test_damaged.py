@@ -76,6 +76,12 @@ def test_a_damaged_file_is_told_with_its_place_and_what_to_do(
         ("run.json", "id", "../x", "run name '../x' cannot be used"),
         ("run.json", "config", {"name": "t"}, "environment: Field required"),
         ("run.json", "config", [], "valid dictionary"),
+        (
+            "run.json",
+            "config",
+            {"name": "t", "environment": {"name": "point", "old": 1}},
+            "old: .* another version of it",
+        ),
         ("run.json", "spec", {}, "the key '[a-z_]+' is missing"),
         (LEDGER_FILE, "slots", 3, "not iterable"),
         (LEDGER_FILE, "slots", [{"slot": "s"}], "the key 'acknowledged' is missing"),
