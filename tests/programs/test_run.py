@@ -10,7 +10,7 @@ import pytest
 from clawq.config import Redis, RunConfig
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs.daemon import check_same_spec
-from clawq.programs.run import create_run, new_run_id, only_writer, open_run, prepare_new_folder
+from clawq.programs.run import create_run, new_run_id, only_writer, open_run, prepare_new_folder, refusing
 from clawq.state import named_urls
 from clawq.testing.point import PointOptions, point_spec
 
@@ -34,6 +34,20 @@ def test_a_run_of_another_environment_is_told_by_what_differs(tmp_path: Path) ->
     check_same_spec(made, SPEC)
     with pytest.raises(UserError, match=r"made in another environment .*: max_episode_steps: 20 there, 7 here\. Set"):
         check_same_spec(made, point_spec(PointOptions(max_episode_steps=7)))
+
+
+@pytest.mark.parametrize(("fresh", "born", "stays"), [(True, False, False), (False, False, True), (True, True, True)])
+def test_a_run_that_is_refused_before_it_began_leaves_no_folder_and_no_other_goes(
+    tmp_path: Path, fresh: bool, born: bool, stays: bool
+) -> None:
+    folder = tmp_path / "r1"
+    if born:
+        create_run(config(tmp_path), "r1", SPEC)
+    else:
+        folder.mkdir()
+    with pytest.raises(UserError, match="cannot be"), refusing(folder, fresh):
+        raise UserError("it cannot be")
+    assert folder.exists() == stays
 
 
 def test_two_runs_have_different_tags(tmp_path: Path) -> None:

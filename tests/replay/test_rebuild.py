@@ -56,6 +56,8 @@ class World:
     def insert(self, fragments: int) -> None:
         for _ in range(fragments):
             self.ring.insert(self.make())
+            # As at a checkpoint: what is remembered for the next one must not show in it.
+            self.ring.layout()
             if self.rng.random() < 0.1:
                 rows = self.ring.sampleable_rows()
                 self.ring.mask(np.unique(self.rng.choice(rows, min(3, len(rows)))) % CAPACITY)
