@@ -7,14 +7,17 @@ A second signal, or SIGQUIT (Celery's cold shutdown), forces the end. A guard th
 after `SHUTDOWN_S`, for instance because the broker does not answer; a task of somebody else's plugin is waited for, but
 no longer than CLAWQ_TASK_GRACE_S. Force loses nothing that was acknowledged: what was not is on the broker, and is
 delivered again after the visibility timeout.
+
+The handlers of signals are ours, in place of Celery's, whose cold way differs by pool: solo loses the task at work,
+threads wait for it without end.
 """
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, signals
@@ -32,32 +35,18 @@ log = logging.getLogger(__name__)
 
 #: Tasks that end by themselves within the shutdown.
 OWN_TASKS = frozenset({"clawq.rollout", "clawq.evaluate", "clawq.record"})
-
-
-@dataclass(slots=True)
-class _Lifecycle:
-    signals_seen: int = 0
+#: Status of a worker that was told to begin anew (SIGHUP); its supervisor starts it again.
+AGAIN = 75
 
 
 def bind_lifecycle(app: Celery) -> None:
     """Tie a Celery app's worker to the rules above."""
-    lifecycle = _Lifecycle()
 
     def on_init(sender: Any, **_: Any) -> None:
         if sender.app is app:
             begin_worker(sender)
 
-    def on_shutting_down(how: str = "Warm", **_: Any) -> None:
-        if pool_process.identity() is None:
-            return
-        if how == "Cold":
-            # Celery's own way differs by pool: solo loses the task at work, threads end with a traceback.
-            force_exit(1)
-        lifecycle.signals_seen += 1
-        stop_or_force(lifecycle.signals_seen)
-
     signals.worker_init.connect(on_init, weak=False)
-    signals.worker_shutting_down.connect(on_shutting_down, weak=False)
 
 
 def begin_worker(worker: Any) -> None:
@@ -87,6 +76,7 @@ def begin_worker(worker: Any) -> None:
         pulse=start_pulse(),
     )
     pool_process.introduce(identity)
+    own_signals(worker, supervised=identity.pulse is not None)
     enrol_worker(identity)
     threading.Thread(target=_guard, args=(identity,), name="clawq-shutdown-guard", daemon=True).start()
 
@@ -132,6 +122,34 @@ def check_options(worker: Any, kind: str) -> None:
         raise UserError("--autoscale would end pool processes with their actors; start or stop whole workers instead")
 
 
+def own_signals(worker: Any, supervised: bool) -> None:
+    """Put our handlers in place of Celery's, once it has installed them: status 0 for SIGINT too, a second one forces.
+
+    Args:
+        worker: Celery's, before it has begun.
+        supervised: on SIGHUP it ends, and is started again; else Celery's own way of that is left to it.
+    """
+    installed = worker.install_platform_tweaks
+
+    def install(instance: Any) -> None:
+        installed(instance)
+        seen = 0
+
+        def on_signal(number: int, frame: Any) -> None:
+            nonlocal seen
+            seen += 1
+            stop_or_force(seen)
+            state.should_stop = AGAIN if number == getattr(signal, "SIGHUP", None) else 0
+
+        for name in ("SIGTERM", "SIGINT", *(("SIGHUP",) if supervised else ())):
+            if taken := getattr(signal, name, None):
+                signal.signal(taken, on_signal)
+        if cold := getattr(signal, "SIGQUIT", None):
+            signal.signal(cold, lambda number, frame: force_exit(1))
+
+    worker.install_platform_tweaks = install
+
+
 def stop_or_force(signals_seen: int) -> None:
     """First signal: everything ends in order. Another one: now. Runs in a signal handler."""
     identity = pool_process.identity()
@@ -169,4 +187,14 @@ def _foreign(requests: Iterable[Any]) -> bool:
         return True
 
 
-__all__ = ["OWN_TASKS", "begin_worker", "bind_lifecycle", "check_options", "force_exit", "pool_kind", "stop_or_force"]
+__all__ = [
+    "AGAIN",
+    "OWN_TASKS",
+    "begin_worker",
+    "bind_lifecycle",
+    "check_options",
+    "force_exit",
+    "own_signals",
+    "pool_kind",
+    "stop_or_force",
+]

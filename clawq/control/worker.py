@@ -13,7 +13,6 @@ worker: it ends in order, and is started again.
 
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ from clawq.control.supervisor import supervise
 from clawq.errors import UserError
 
 POOLS = ("threads", "prefork", "solo")
-#: Status of a worker that was told to begin anew (SIGHUP); its supervisor starts it again.
-AGAIN = 75
 #: How long past its own bound a worker that was told to end may take, seconds.
 _STOP_MARGIN_S = 2.0
 
@@ -103,39 +100,11 @@ def serve(order: dict[str, Any]) -> int:
         without_heartbeat=True,
         quiet=True,
     )
-    _own_signals(worker)
     worker.start()
     return int(worker.exitcode or 0)
-
-
-def _own_signals(worker: Any) -> None:
-    """Put our handlers in place of Celery's, once it has installed them: status 0 for SIGINT too, second one forces."""
-    installed = worker.install_platform_tweaks
-
-    def install(instance: Any) -> None:
-        from celery.worker import state
-
-        from clawq.control.lifecycle import force_exit, stop_or_force
-
-        installed(instance)
-        seen = 0
-
-        def on_signal(number: int, frame: Any) -> None:
-            nonlocal seen
-            seen += 1
-            stop_or_force(seen)
-            state.should_stop = AGAIN if number == getattr(signal, "SIGHUP", None) else 0
-
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            if taken := getattr(signal, name, None):
-                signal.signal(taken, on_signal)
-        if cold := getattr(signal, "SIGQUIT", None):
-            signal.signal(cold, lambda number, frame: force_exit(1))
-
-    worker.install_platform_tweaks = install
 
 
 if __name__ == "__main__":
     sys.exit(serve(json.loads(sys.argv[1])))
 
-__all__ = ["AGAIN", "POOLS", "check_pool", "default_pool", "serve", "start_worker"]
+__all__ = ["POOLS", "check_pool", "default_pool", "serve", "start_worker"]

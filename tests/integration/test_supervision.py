@@ -11,7 +11,7 @@ import psutil
 import pytest
 from garbage import GARBAGE
 
-from clawq.control.celery_settings import send_command
+from clawq.control.celery_settings import give_back, send_command
 from clawq.control.queues import lease_queue
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands
@@ -78,7 +78,8 @@ from celery import shared_task
 def poison(path):
     with open(path, "a") as out:
         out.write("x")
-    os.kill(os.getpid(), signal.SIGKILL)
+    if not os.path.exists(path + ".cured"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 @shared_task(name="lab.good", acks_late=True)
 def good(path):
@@ -123,6 +124,10 @@ def test_T5_a_command_that_kills_its_worker_is_set_aside_after_three_attempts(
     for _ in range(MAX_ATTEMPTS + 2):
         send_command(bench.sender, "lab.good", path=str(done))
     bench.wait_for(lambda: done.exists() and len(done.read_text()) == MAX_ATTEMPTS + 2, "others are unaffected")
+    # What killed it is mended, and somebody gives the command back
+    (tmp_path / "died.cured").touch()
+    give_back(bench.sender, Commands(broker), dead)
+    bench.wait_for(lambda: died.read_text() == "x" * (MAX_ATTEMPTS + 1), "the command to be done")
     assert worker.stop(timeout_s=60.0)[0] == 0
     assert not broker.keys("clawq:attempts:*"), "what has ended is not counted any longer"
     broker.close()
@@ -145,15 +150,27 @@ def slow(path, seconds):
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "prefork", "solo"])
 @pytest.mark.parametrize(
-    ("number", "seconds"),
-    [(signal.SIGTERM, 2.0), (signal.SIGTERM, 60.0), (signal.SIGQUIT, 60.0)],
-    ids=["warm", "soft", "cold"],
+    ("number", "seconds", "supervised"),
+    [
+        (signal.SIGTERM, 2.0, True),
+        (signal.SIGTERM, 60.0, True),
+        (signal.SIGQUIT, 60.0, True),
+        (signal.SIGTERM, 60.0, False),
+        (signal.SIGQUIT, 60.0, False),
+    ],
+    ids=["warm", "soft", "cold", "bare soft", "bare cold"],
 )
 def test_T12_a_worker_ends_in_bounded_time_and_loses_no_command(
-    own_bench: "Bench", tmp_path: Path, lab: Callable[[str], str], pool: str, number: int, seconds: float
+    own_bench: "Bench",
+    tmp_path: Path,
+    lab: Callable[[str], str],
+    pool: str,
+    number: int,
+    seconds: float,
+    supervised: bool,
 ) -> None:
     bench = own_bench
-    worker = bench.worker(pool, supervised=True, PYTHONPATH=lab(SLOW), CLAWQ_TASK_GRACE_S="5")
+    worker = bench.worker(pool, supervised=supervised, PYTHONPATH=lab(SLOW), CLAWQ_TASK_GRACE_S="5")
     marks = tmp_path / "marks"
     for _ in range(6):
         send_command(bench.sender, "lab.slow", path=str(marks), seconds=seconds)
