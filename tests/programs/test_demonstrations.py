@@ -13,13 +13,14 @@ import torch
 from stitched import stitch
 
 from clawq.algorithms.td3 import Td3Options, plugin
-from clawq.config import Demonstrations, Replay
+from clawq.config import Demonstrations, Replay, RunConfig
 from clawq.core import DEMONSTRATED
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs import episode_files
 from clawq.programs.demonstrations import load_demonstrations
 from clawq.programs.episode_hdf5 import Hdf5Writer
 from clawq.programs.memory import Machine
+from clawq.programs.suitability import check_suitable
 from clawq.replay.batches import Batches
 from clawq.replay.mixed import Draws, Mixed
 from clawq.replay.nstep import Gatherer, gather
@@ -212,6 +213,16 @@ def test_what_does_not_fit_is_refused_with_the_episode_and_the_reason(
     by_hand(path, change)
     with pytest.raises(UserError, match=told):
         load_demonstrations(replay(path), SPEC, RETURNS, "cpu", 0)
+
+
+def test_a_run_is_refused_before_it_is_registered_if_its_demonstrations_are_of_another_environment(
+    tmp_path: Path,
+) -> None:
+    shown(tmp_path / "other.hdf5")
+    replay = {"demonstrations": {"path": str(tmp_path / "other.hdf5")}}
+    config = RunConfig.model_validate({"name": "t", "environment": {"name": "point"}, "replay": replay})
+    with pytest.raises(UserError, match=r"other\.hdf5"):
+        check_suitable(config, point_spec(PointOptions()))
 
 
 def test_a_file_that_is_missing_or_no_hdf5_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from clawq.config import Redis, RunConfig
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.programs.daemon import check_same_spec
-from clawq.programs.run import create_run, new_run_id, only_writer, open_run, prepare_new_folder, refusing
+from clawq.programs.run import create_run, new_run_id, only_up, only_writer, open_run, prepare_new_folder, refusing
 from clawq.state import named_urls
 from clawq.testing.point import PointOptions, point_spec
 
@@ -101,6 +101,9 @@ def test_a_run_folder_has_one_writer_whatever_redis_it_uses(tmp_path: Path) -> N
         assert other.stdout is not None
         assert other.stdout.readline() == b"mine\n"
         with pytest.raises(UserError, match=f"in use by another learner .pid {other.pid} on"), only_writer(tmp_path):
+            pass
+        # `clawq up` holds it apart from the learner that it starts
+        with only_up(tmp_path), pytest.raises(UserError, match="in use by another `clawq up`"), only_up(tmp_path):
             pass
         # And a writer that was killed holds nothing up
         other.kill()
