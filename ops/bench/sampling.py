@@ -40,6 +40,9 @@ def describe(name: str) -> Series:
         return Series(name, "1/s", falls=True, told=True)
     if name.startswith("CPU "):
         return Series(name, "us", told=True)
+    if name == "stream entries":
+        # Streams are bounded in bytes ("streams MB"); what a fragment holds follows the speed of its actor.
+        return Series(name, told=True)
     if name.endswith(" RSS MB"):
         # Shared pages count in it: the private ones are judged.
         return Series(name, "MB", grain=_MB)
@@ -88,6 +91,7 @@ class Sampler:
         lengths = [self._data.xlen(keys.stream(slot.decode())) for slot in self._data.hkeys(keys.slots)]
         yield "stream entries", float(sum(lengths))
         yield "streams", float(len(lengths))
+        yield "streams MB", float(self._board.read().get("stored_bytes", 0.0)) / 1e6
         yield "events", float(self._data.xlen(keys.events))
 
     def _files(self) -> Iterator[tuple[str, float]]:

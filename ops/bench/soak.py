@@ -1,6 +1,6 @@
 """An hour of the whole system at full rate: does anything grow?
 
-ops/soak [--hours H] [--config FILE] [--more "KEY=VALUE ..."] [--quick] [--commit]
+ops/soak [--hours H] [--config FILE] [--more "KEY=VALUE ..."] [--again FOLDER] [--quick] [--commit]
 
 `clawq up` with two actors that never wait for a simulator (the point environment), the learner and both servers as
 fast as they go, archive, checkpoints and evaluations much more often than usual and all bounds small, so that within
@@ -8,8 +8,8 @@ the warm-up everything that has a bound reaches it. Every 5 s it is looked at fr
 each series is judged (`flatness.py`): median of the last quarter against that of the second one, and the slope. The run
 is then stopped; its ledger must balance, and nothing may be left. Exit status 1 if a series is not flat (it is named).
 
-Samples, verdicts and the run's own folder are kept in runs/soak-<time>/. The picture is ops/bench/soak.png with
-`--commit`, else beside the samples.
+Samples, verdicts and the run's own folder are kept in runs/soak-<time>/; `--again` judges such samples anew. The
+picture is ops/bench/soak.png with `--commit`, else beside the samples.
 """
 
 import json
@@ -89,9 +89,13 @@ def watch(bench: Bench, up: "subprocess.Popen[bytes]", folder: Path, kept: Path,
     return rows
 
 
-def judge_all(
-    rows: Sequence[tuple[float, Mapping[str, float]]],
-) -> dict[str, tuple[Verdict, list[tuple[float, float]]]]:
+def read_samples(kept: Path) -> list[tuple[float, dict[str, float]]]:
+    """What `watch` wrote."""
+    lines = [json.loads(line) for line in (kept / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(line.pop("s"), line) for line in lines]
+
+
+def judge_all(rows: Sequence[tuple[float, Mapping[str, float]]]) -> Found:
     """Verdict and points of each series."""
     names = dict.fromkeys(name for _, values in rows for name in values)
     points = {name: [(at_s, values[name]) for at_s, values in rows if name in values] for name in names}
@@ -171,12 +175,15 @@ def run_one(bench: Bench, folder: Path, kept: Path, seconds: float) -> tuple[lis
 
 
 def main() -> int:
-    bench = Bench("soak", __doc__, {"hours": "1", "config": "configs/point.yaml", "more": ""})
+    bench = Bench("soak", __doc__, {"hours": "1", "config": "configs/point.yaml", "more": "", "again": ""})
     seconds = 180.0 if bench.quick else 3600.0 * float(bench.options.hours)
-    kept = ROOT / "runs" / time.strftime("soak-%Y%m%d-%H%M%S")
-    kept.mkdir(parents=True)
-    with scratch() as folder:
-        rows, status, left = run_one(bench, folder, kept, seconds)
+    kept = Path(bench.options.again or ROOT / "runs" / time.strftime("soak-%Y%m%d-%H%M%S"))
+    if bench.options.again:
+        rows, status, left = read_samples(kept), 0, list[str]()
+    else:
+        kept.mkdir(parents=True)
+        with scratch() as folder:
+            rows, status, left = run_one(bench, folder, kept, seconds)
     found = judge_all(rows)
     verdicts = [verdict for verdict, _ in found.values()]
     table = "\n".join([HEADLINE, *(verdict.line for verdict in verdicts)])
@@ -194,14 +201,16 @@ def main() -> int:
         max(max(verdict.change, verdict.trend) for verdict in judged if not verdict.series.falls),
         "share",
         "<= 0.05",
-        minutes=seconds / 60,
+        minutes=rows[-1][0] / 60,
         not_flat=faults,
         wrong=wrong,
         series=len(verdicts),
         acknowledged=0 if ledger is None else ledger.acknowledged,
         **{name: [found[name][0].early, found[name][0].late] for name in shown if name in found},
     )
-    title = f"{bench.options.config}, {seconds / 60:.0f} minutes at full rate; change: last quarter against the second"
+    title = (
+        f"{bench.options.config}, {rows[-1][0] / 60:.0f} minutes at full rate; change: last quarter against the second"
+    )
     draw(PICTURE if bench.commit else kept / "soak.png", found, title)
     for text in [*(f"not flat: {name}" for name in faults), *wrong]:
         bench.say(text)
