@@ -18,8 +18,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from clawq.config import RunConfig
 from clawq.config_rules import broken_rules
-from clawq.config_yaml import Mistake, apply_overrides, dump_yaml, join, read_yaml
+from clawq.config_yaml import Mistake, apply_overrides, dump_yaml, join, plain_of, read_yaml
 from clawq.errors import ConfigError, PluginError
+from clawq.json_text import LARGEST
 from clawq.plugins import load, names
 
 #: section of RunConfig -> plugin group whose `Options` model validates its `options`.
@@ -58,7 +59,10 @@ def _changed(raw: dict[str, Any], overrides: Sequence[str], source: str) -> RunC
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Validate a configuration that is already a mapping, as from a run folder. Raises ConfigError for `source`."""
-    config, mistakes = _validated(dict(raw))
+    # What comes from Redis was no YAML, whose reader refuses such things.
+    plain, mistakes = plain_of(dict(raw))
+    config, found = (None, []) if mistakes else _validated(plain)
+    mistakes += found
     if config is None:
         raise ConfigError(source, [str(mistake) for mistake in mistakes])
     return config
@@ -109,7 +113,7 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
 
 
 def _settle(raw: Any, loc: _Loc, value: Any) -> bool:
-    if not isinstance(value, float) or not value.is_integer() or not loc:
+    if not isinstance(value, float) or not value.is_integer() or abs(value) >= LARGEST or not loc:
         return False
     at = raw
     try:

@@ -67,7 +67,7 @@ def mapping_of(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(source, ["is empty; the least that a configuration needs is `name` and `environment`"])
     if not isinstance(raw, dict):
         raise ConfigError(source, [f"must be a mapping of keys to values at the top, got {_kind(raw)}"])
-    plain, mistakes = _plain(raw)
+    plain, mistakes = plain_of(raw)
     if mistakes:
         raise ConfigError(source, [str(mistake) for mistake in mistakes])
     assert isinstance(plain, dict)
@@ -152,7 +152,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> Iterator[M
             yield Mistake("", f"override {_shown(override)}: is too long, or no Unicode text")
             continue
         try:
-            value, mistakes = _plain(_parse_yaml(text), dotted)
+            value, mistakes = plain_of(_parse_yaml(text), dotted)
         except (YAMLError, RecursionError, ValueError) as error:
             yield Mistake(dotted, f"is not valid YAML: {_yaml_problem(error)}")
             continue
@@ -169,7 +169,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> Iterator[M
             at[keys[-1]] = value
 
 
-def _plain(value: Any, at: str = "", depth: int = 0) -> tuple[Any, list[Mistake]]:
+def plain_of(value: Any, at: str = "", depth: int = 0) -> tuple[Any, list[Mistake]]:
     """The value with JSON types only (the configuration travels as JSON), and what is not one."""
     if depth > MAX_DEPTH:
         return None, [Mistake(at, f"is nested deeper than {MAX_DEPTH} levels")]
@@ -180,13 +180,13 @@ def _plain(value: Any, at: str = "", depth: int = 0) -> tuple[Any, list[Mistake]
             if not isinstance(key, str) or not _is_unicode(key):
                 mistakes.append(Mistake(join(at, key), "keys must be words; put it in quotes"))
                 continue
-            plain[key], found = _plain(item, join(at, key), depth + 1)
+            plain[key], found = plain_of(item, join(at, key), depth + 1)
             mistakes += found
             if len(mistakes) > MAX_DEPTH:
                 break
         return plain, mistakes
     if isinstance(value, list):
-        items = [_plain(item, join(at, index), depth + 1) for index, item in enumerate(value)]
+        items = [plain_of(item, join(at, index), depth + 1) for index, item in enumerate(value)]
         return [item for item, _ in items], [mistake for _, found in items for mistake in found]
     if isinstance(value, str) and not _is_unicode(value):
         return "", [Mistake(at, "holds characters that no Unicode text has")]
@@ -255,5 +255,6 @@ def _kind(value: Any) -> str:
 
 
 __all__ = [
-    "MAX_BYTES", "MAX_DEPTH", "Mistake", "apply_overrides", "dump_yaml", "join", "mapping_of", "read_yaml", "set_key",
+    "MAX_BYTES", "MAX_DEPTH", "Mistake", "apply_overrides", "dump_yaml", "join", "mapping_of", "plain_of", "read_yaml",
+    "set_key",
 ]  # fmt: skip

@@ -110,6 +110,16 @@ def test_the_shown_configuration_reads_back_equal(good: Path, tmp_path: Path) ->
     assert parse_config(config.model_dump(mode="json"), "run.json") == config
 
 
+@pytest.mark.parametrize("number", [1e308, 10**400, 2.0**63, -(2**63) - 1, float("nan")])
+def test_numbers_that_nothing_can_count_to_are_mistakes_wherever_they_come_from(good: Path, number: float) -> None:
+    raw = load_config(good).model_dump(mode="json")
+    raw["redis"]["data_memory_mb"] = number
+    with pytest.raises(ConfigError, match=r"redis\.data_memory_mb: "):
+        parse_config(raw, "a run record")
+    with pytest.raises(ConfigError, match=r"redis\.data_memory_mb: "):
+        load_config(good, [f"redis.data_memory_mb={number}"])
+
+
 @given(name=st.sampled_from(["1e3", "on", "null", "0x10", "1_000", "2020-01-01", "a b", "~"]))
 def test_words_that_look_like_something_else_survive_the_way_through_yaml(name: str) -> None:
     from clawq.config_yaml import _parse_yaml, dump_yaml
