@@ -1,11 +1,13 @@
 """Drives atheris over the targets of tests/support/fuzzing; started by ops/fuzz.
 
-Each target runs in a process of its own, with limits: an input may take 20 s, the process 2 GB. Inputs that reached new
-code are added to the target's corpus in the repository only with --keep, minimised then: few and small ones that reach
-all that was reached, which the default tests replay.
+Each target runs in a process of its own, with limits: an input may take 20 s, the process 600 MB, whatever it has seen
+before. What reached new code is kept in runs/fuzz, where the next run goes on from it. Only --keep makes the corpus in
+the repository anew, which the default tests replay: of the old one and of what was reached, the fewest bytes that reach
+the same code, up to a limit.
 """
 
 import argparse
+import hashlib
 import logging
 import os
 import shutil
@@ -20,8 +22,9 @@ import fuzzing
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS, FOUND = ROOT / "tests/fuzz/corpus", ROOT / "runs/fuzz"
-#: Longest input, bytes; the corpus that is kept has inputs of at most the second, and so many.
-LONGEST, LONGEST_KEPT, MOST_KEPT = 4096, 2048, 150
+#: Longest input, bytes; the corpus that is kept has inputs of at most the second, and the third in all.
+LONGEST, LONGEST_KEPT, MOST_KEPT_BYTES = 4096, 2048, 32_000
+LIMITS = ("-timeout=20", "-rss_limit_mb=600", f"-max_len={LONGEST}", "-print_final_stats=1")
 
 
 def main() -> int:
@@ -42,45 +45,61 @@ def main() -> int:
 
 def fuzz(name: str, runs: int, seconds: int, keep: bool) -> int:
     """Fuzz one target in a process of its own; its status."""
-    (FOUND / name).mkdir(parents=True, exist_ok=True)
+    grown, log = FOUND / name / "grown", FOUND / name / "log.txt"
+    runs = int(runs * fuzzing.SHARES.get(name, 1))
     with tempfile.TemporaryDirectory(prefix="clawq-fuzz-") as folder:
-        grown, seeds = Path(folder, "grown"), Path(folder, "seeds")
+        seeds = Path(folder, "seeds")
         for made in (grown, seeds, CORPUS / name):
             made.mkdir(parents=True, exist_ok=True)
         for number, seed in enumerate(fuzzing.target(name).seeds()):
             (seeds / f"seed-{number}").write_bytes(seed)
-        log = FOUND / name / "log.txt"
-        limits = [f"-runs={runs}", f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=2048"]
-        limits += [f"-max_len={LONGEST}", f"-artifact_prefix={FOUND / name}/", "-print_final_stats=1"]
+        sources = [str(grown), str(CORPUS / name), str(seeds)]
+        limits = [f"-runs={runs}", f"-max_total_time={seconds}", f"-artifact_prefix={FOUND / name}/", *LIMITS]
         started_s = time.monotonic()
         with log.open("wb") as out:
-            status = _atheris(name, [*limits, str(grown), str(CORPUS / name), str(seeds)], out)
+            status = _atheris(name, [*limits, *sources], out)
         took_s = time.monotonic() - started_s
         told = dict(line.split(":", 2)[1:] for line in _lines(log) if line.startswith("stat::") for line in [line[5:]])
         count, peak = told.get("number_of_executed_units", "?").strip(), told.get("peak_rss_mb", "?").strip()
         words = "nothing found" if status == 0 else f"FOUND SOMETHING: see {log} and the files beside it"
         print(f"{name}: {count} inputs in {took_s:.0f} s, at most {peak} MB: {words}", flush=True)
-        if keep:
-            _keep(name, grown)
-        return 1 if status else 0
+        if keep and status == 0:
+            status = _keep(name, sources, Path(folder, "kept"))
+    return 1 if status else 0
 
 
-def _keep(name: str, grown: Path) -> None:
-    """Make the corpus anew: the smallest of the inputs that reached new code, or the same code with fewer bytes."""
-    small = [path for path in grown.iterdir() if path.stat().st_size <= LONGEST_KEPT]
-    kept = sorted(small, key=lambda path: (path.stat().st_size, path.name))[:MOST_KEPT]
+def _keep(name: str, sources: list[str], kept: Path) -> int:
+    """Make the corpus anew: of all inputs there are, few and small ones that reach the same code."""
+    kept.mkdir()
+    again = kept.with_name("again")
+    # The merging starts itself again, by the first of its arguments.
+    again.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" --inside {name} "$@"\n')
+    again.chmod(0o700)
+    log = FOUND / name / "keep.txt"
+    with log.open("wb") as out:
+        arguments = ["-set_cover_merge=1", "-use_counters=0", *LIMITS, f"-max_len={LONGEST_KEPT}", str(kept), *sources]
+        if _atheris(name, arguments, out, again):
+            print(f"{name}: the corpus could not be made smaller and stays as it was: see {log}", flush=True)
+            return 1
     # What once did harm stays: that has a name of its own.
     for old in (CORPUS / name).iterdir():
         if len(old.name) == 40:
             old.unlink()
-    for path in kept:
-        shutil.copy(path, CORPUS / name / path.name)
-    print(f"{name}: {len(kept)} inputs kept", flush=True)
+    left, count = MOST_KEPT_BYTES, 0
+    for path in sorted(kept.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
+        left -= path.stat().st_size
+        if left < 0:
+            break
+        digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+        shutil.copyfile(path, CORPUS / name / digest)
+        count += 1
+    print(f"{name}: {count} inputs kept, {MOST_KEPT_BYTES - max(left, 0)} bytes", flush=True)
+    return 0
 
 
-def _atheris(name: str, arguments: list[str], out: Any) -> int:
+def _atheris(name: str, arguments: list[str], out: Any, again: Path = Path(__file__)) -> int:
     command = [sys.executable, __file__, "--inside", name, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CLAWQ_FUZZ_AGAIN": str(again)}
     return subprocess.run(command, env=environment, stdout=out, stderr=out, check=False).returncode
 
 
@@ -96,7 +115,7 @@ def fuzz_inside(name: str, arguments: list[str]) -> None:
     # What is counted as code: ours, the YAML reader, and the tests' own checks.
     with atheris.instrument_imports(include=["clawq", "ruamel", "fuzzing"], enable_loader_override=False):
         one_input = fuzzing.target(name).one_input
-    atheris.Setup([sys.argv[0], *arguments], one_input)
+    atheris.Setup([os.environ["CLAWQ_FUZZ_AGAIN"], *arguments], one_input)
     atheris.Fuzz()
 
 

@@ -1,36 +1,92 @@
-"""The configuration loader: a whole file, or overrides of a good one."""
+"""The configuration behind its text: a mapping, as a run record or a run folder has it, or a good one changed.
 
-from clawq.config_file import change_config, parse_config, to_yaml
-from clawq.config_yaml import mapping_of
+What begins with a brace is JSON. Other inputs are changes, three bytes or more each: which key, what to do, and the
+value, so that every input gets past the reader and most mistakes are of meaning.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from clawq.config_file import parse_config
 from clawq.errors import ConfigError
+from clawq.json_text import parse_json
 from fuzzing import check_text
 
-_SMALL = "name: small\nenvironment: {name: point}\n"
-#: What begins with this byte is a list of overrides, one a line.
-_OVERRIDES = "="
+SMALL: dict[str, Any] = {"name": "small", "environment": {"name": "point"}}
+_GOOD: dict[str, Any] = parse_config(SMALL, "small").model_dump(mode="json")
+_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 2.0, 0.5, 1e9, 1e-9, -0.0, 1e308, 2**31, 2**62, 2**63 - 1, 10**400, "", "a", "1",
+    "none", "sync", "uniform", "prioritized", "fifo", "td3", "sac", "point", "../x", "/", "\0", "\u2028", "x" * 300, [],
+    [1], ["jsonl"], ["jsonl", "jsonl"], [[]], {}, {"a": 1}, float("nan"), "\ud800", {"name": "sac"}, {"options": None},
+    {"name": "point", "options": {"a": []}},
+)  # fmt: skip
 
 
 def one_input(data: bytes) -> None:
-    """Load; what is accepted must come back equal from its dump."""
-    text = data.decode("utf-8", "surrogateescape")
+    """Validate; what is accepted must come back equal from its dump."""
     try:
-        if text.startswith(_OVERRIDES):
-            config = change_config(mapping_of(_SMALL, "small"), text[1:].split("\n"), "overrides")
-        else:
-            config = parse_config(mapping_of(text, "fuzzed"), "fuzzed")
+        raw = parse_json(data) if data[:1] == b"{" else _changed(data)
+    except ValueError:
+        return
+    if not isinstance(raw, dict):
+        return
+    try:
+        config = parse_config(raw, "fuzzed")
     except ConfigError as error:
         check_text(error, 1_000_000)
         return
-    assert parse_config(mapping_of(to_yaml(config), "dumped"), "dumped") == config
+    assert parse_config(config.model_dump(mode="json"), "dumped") == config
+
+
+def _changed(data: bytes) -> dict[str, Any]:
+    """The good one with the changes that the bytes stand for, twelve at most."""
+    raw = copy.deepcopy(_GOOD)
+    at = 0
+    for _ in range(12):
+        if len(data) < at + 3:
+            break
+        which, what, value = data[at : at + 3]
+        at += 3
+        path = _PATHS[which % len(_PATHS)]
+        if what < 128:
+            _put(raw, path, _VALUES[value % len(_VALUES)])
+        elif what < 192:
+            _put(raw, path, value - 128 if what % 2 else (value - 128) * 10.0 ** (what % 12 - 6))
+        elif what < 224:
+            length, at = value % 24, at + value % 24
+            _put(raw, path, data[at - length : at].decode("latin-1"))
+        elif what < 240:
+            _put(raw, (*path, f"key{value}"), 1)
+        else:
+            _put(raw, path, None, gone=True)
+    return raw
+
+
+def _put(raw: dict[str, Any], path: tuple[str, ...], value: Any, gone: bool = False) -> None:
+    at: Any = raw
+    for part in path[:-1]:
+        at = at.get(part) if isinstance(at, dict) else None
+    if not isinstance(at, dict):
+        return
+    if gone:
+        at.pop(path[-1], None)
+    else:
+        at[path[-1]] = copy.deepcopy(value)
+
+
+def _paths(raw: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in raw.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, name))
+
+
+_PATHS = tuple(_paths(_GOOD))
 
 
 def seeds() -> list[bytes]:
-    """A small file, one with most keys, some overrides, and YAML of every kind."""
-    larger = (
-        "name: a\nseed: 3\nenvironment: {name: point, num_envs: 4}\nalgorithm: {name: td3, options: {gamma: 0.98}}\n"
-        "replay: {capacity: 100_000, batch_size: 64, sampler: prioritized}\nrate_limit: {samples_per_insert: 8}\n"
-        "budget: {env_steps: 1e4}\nredis: {broker_url: null}\n"
-    )
-    kinds = "a: &x [1, 0x1f, 1e-3, .inf, ~, 'q', \"\\u00e9\"]\nb: *x\n<<: {c: !!str 1, d: 2001-01-01}\n? k\n: |\n  t\n"
-    overrides = "=seed=4\nreplay.capacity=2e5\nbudget={env_steps: 7}\nmetrics=[jsonl]"
-    return [one.encode() for one in (_SMALL, larger, kinds, overrides)]
+    """Two as JSON, and some changes."""
+    changes = (bytes((3, 130, 140)), bytes((40, 5, 7, 80, 129, 200)), bytes((9, 200, 3)) + b"abc", bytes((1, 250, 0)))
+    return [*(json.dumps(one).encode() for one in (SMALL, _GOOD)), *changes]

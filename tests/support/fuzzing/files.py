@@ -18,7 +18,8 @@ from clawq.replay.rowfile import RowFiles
 from clawq.replay.snapshot import Manifest, Owner, load_manifest, manifest_name
 from clawq.transport import segment_index, segments
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="clawq-fuzz-"))
+_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_FOLDER = Path(tempfile.mkdtemp(prefix="clawq-fuzz-", dir=_MEMORY))
 atexit.register(shutil.rmtree, _FOLDER, True)
 _ROWS = RowFiles(_FOLDER, "rows", "0" * 32, "0" * 16, (("obs", "float32", (3,)), ("valid", "bool", ())))
 _PIECE = _ROWS.write(0, {"obs": np.ones((4, 3), np.float32), "valid": np.ones(4, np.bool_)})
