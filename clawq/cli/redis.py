@@ -211,7 +211,7 @@ def acl(
     passwords = make_passwords(folder, workers)
     write_files(folder, passwords, seats, version)
     click.echo(f"users: {', '.join(passwords)}")
-    click.echo(f"for the servers: {folder / 'broker.acl'}, {folder / 'data.acl'}")
+    click.echo(f"for the servers: {folder / 'broker.acl'}, {folder / 'data.acl'}; for one that is both: users.acl")
     if broker_url and data_url:
         write_env(folder, passwords, {"CLAWQ_BROKER_URL": broker_url, "CLAWQ_DATA_URL": data_url})
         click.echo(f"for the machines (secrets): {folder / 'NAME.env'}, to be sourced before clawq is used")

@@ -4,6 +4,7 @@ A folder holds
 
     passwords                  user and password, one pair a line; made, or added to, with random ones; may be edited
     broker.acl, data.acl       for the servers (`aclfile`), with digests instead of passwords
+    users.acl                  both in one, for a lab in which one server is broker and data server
     <user>.env                 for the machine of that user: the two URLs, to be sourced by a shell
 
 all readable by their owner alone. What users may do is in clawq.transport.rights. `default`, who is everybody that does
@@ -80,7 +81,7 @@ def read_passwords(folder: Path) -> dict[str, str]:
 
 
 def write_files(folder: Path, passwords: Mapping[str, str], seats: bool, version: tuple[int, ...]) -> None:
-    """Write `broker.acl` and `data.acl` for servers of that version."""
+    """Write `broker.acl`, `data.acl` and `users.acl` for servers of that version."""
     for role, text in acl_files(passwords, seats, version).items():
         _write_private(folder / f"{role}.acl", text)
 
@@ -100,14 +101,15 @@ def write_env(folder: Path, passwords: Mapping[str, str], variables: Mapping[str
 
 
 def acl_files(passwords: Mapping[str, str], seats: bool, version: tuple[int, ...]) -> dict[str, str]:
-    """`broker` and `data` -> text of the ACL file."""
+    """`broker`, `data`, and `users` for one server that is both -> text of the ACL file."""
     texts = {}
-    for role in ("broker", "data"):
+    for name in ("broker", "data", "users"):
         lines = ["user default off resetchannels -@all"]
         for user, password in passwords.items():
-            grants = broker_rights(user) if role == "broker" else data_rights(user, seats)
+            broker, data = broker_rights(user), data_rights(user, seats)
+            grants = {"broker": broker, "data": data, "users": [*broker, *data]}[name]
             lines.append(_line(user, password, grants, version))
-        texts[role] = "\n".join(lines) + "\n"
+        texts[name] = "\n".join(lines) + "\n"
     return texts
 
 

@@ -1,6 +1,7 @@
 """A small cluster with ACL users: its servers, and the environment of each user's machine."""
 
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ class Guarded:
         admin: clients of broker and data server, which may do everything.
     """
 
-    def __init__(self, folder: Path, *workers: str, seats: bool = False, tls: Tls | None = None) -> None:
+    def __init__(
+        self, folder: Path, *workers: str, seats: bool = False, tls: Tls | None = None, both: bool = False
+    ) -> None:
         self.users = folder / "users"
         self.users.mkdir(mode=0o700, parents=True)
         names = ("learner", "watchdog", "viewer", "admin", *workers)
@@ -35,6 +38,10 @@ class Guarded:
         passwords = make_passwords(self.users, workers)
         # Rights for old servers are understood by all, so it is either these or those of the one that is used.
         write_files(self.users, passwords, seats, (7, 0) if tls else find_server().version)
+        if both:
+            # As if one server were broker and data server.
+            for name in ("broker.acl", "data.acl"):
+                shutil.copyfile(self.users / "users.acl", self.users / name)
         tcp = Tcp(name="localhost", users=self.users, admin=("admin", passwords["admin"]), tls=tls)
         start = start_with_tls if tls else partial(EmbeddedRedis.start, data_memory_mb=64)
         self.servers = start(folder / "guarded", tcp=tcp)
