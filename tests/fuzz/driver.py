@@ -20,6 +20,8 @@ from typing import Any
 
 import fuzzing
 
+from clawq import plugins
+
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS, FOUND = ROOT / "tests/fuzz/corpus", ROOT / "runs/fuzz"
 #: Longest input, bytes; the corpus that is kept has inputs of at most the second, and the third in all.
@@ -115,6 +117,7 @@ def fuzz_inside(name: str, arguments: list[str]) -> None:
     # What is counted as code: ours, the YAML reader, and the tests' own checks.
     with atheris.instrument_imports(include=["clawq", "ruamel", "fuzzing"], enable_loader_override=False):
         one_input = fuzzing.target(name).one_input
+    plugins._points = fuzzing.points_read_once()  # type: ignore[assignment]
     atheris.Setup([os.environ["CLAWQ_FUZZ_AGAIN"], *arguments], one_input)
     atheris.Fuzz()
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawq import plugins
+
 CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.fixture(autouse=True)
+def _points_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_points", fuzzing.points_read_once())
 
 
 @pytest.mark.parametrize("name", fuzzing.NAMES)

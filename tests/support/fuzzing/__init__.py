@@ -6,13 +6,11 @@ AssertionError where something was accepted that makes no sense. The same target
 """
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from clawq import plugins
-
-# Reading what is installed takes 20 ms, twenty times as long as all else of a configuration; it stays the same here.
-plugins._points = functools.cache(plugins._points)
 
 #: The five that issue 4 names, then the others.
 NAMES = ("codec", "header", "control", "config", "lease", "records", "files", "yaml")
@@ -33,6 +31,14 @@ class Target(Protocol):
 def check_text(error: Exception, most: int = 1000) -> None:
     """An error is for people: it has words, and not a page of them."""
     assert 0 < len(str(error)) < most, str(error)[:200]
+
+
+def points_read_once() -> Callable[[str], Any]:
+    """To stand for `plugins._points` while fuzzing.
+
+    Reading what is installed takes 20 ms, twenty times as long as all else of a configuration; it stays the same here.
+    """
+    return functools.cache(plugins._points)
 
 
 def target(name: str) -> Target:
