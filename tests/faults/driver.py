@@ -47,11 +47,11 @@ def main() -> int:
 
 
 def chosen(names: list[str], parser: argparse.ArgumentParser) -> list[Fault]:
-    """Those that were named, or all."""
-    unknown = [name for name in names if not any(key == name or key.startswith(f"{name}-") for key in FAULTS)]
-    if unknown:
+    """Those that were named, in that order, or all."""
+    meant = {name: [key for key in FAULTS if key == name or key.startswith(f"{name}-")] for name in names}
+    if unknown := [name for name, keys in meant.items() if not keys]:
         parser.error(f"there is no fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
-    return [f for k, f in FAULTS.items() if not names or any(k == name or k.startswith(f"{name}-") for name in names)]
+    return [FAULTS[key] for keys in (meant.values() if names else [FAULTS]) for key in keys]
 
 
 def one(fault: Fault, seed: int) -> Verdict:
