@@ -1,6 +1,7 @@
 """The whole system under ACL users, each with just the rights it needs, over TLS; no password where none belongs."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -121,6 +122,75 @@ def test_the_whole_system_runs_under_users_and_tells_nobody_their_passwords(
     telling = [file for file in tmp_path.rglob("*") if file.is_file() and MARK.encode() in file.read_bytes()]
     # Environment variables of our own processes hold them, and the files that were made for that.
     assert set(telling) <= allowed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_pool_works_under_users_by_rounds_too_over_kills_and_to_its_end(
+    tmp_path: Path, home: Clawq, eventually: Callable[..., None]
+) -> None:
+    pools = {"arm-1": "threads", "arm-2": "prefork", "arm-3": "solo"}
+    guarded = Guarded(tmp_path, *pools, seats=True)
+    registry, data = RunRegistry(guarded.admin["broker"]), guarded.admin["data"]
+    logs = {"CLAWQ_LOG_DIR": str(tmp_path / "logs"), "CLAWQ_LOG_LEVEL": "DEBUG"}
+    try:
+        workers = {
+            name: home.start("worker", "start", "--slots", "1", "--pool", pool, **guarded.env(name), **logs)
+            for name, pool in pools.items()
+        }
+
+        def train(run: str, *overrides: str) -> Command:
+            words = (POINT, f"folder={home.runs}", *QUICK, *overrides, "--run", run)
+            return home.start("learner", "start", *words, **guarded.env("learner"), **logs)
+
+        def sent(run: str) -> dict[str, int]:
+            """Stream -> entries that it ever had."""
+            if (record := registry.get(run)) is None:
+                return {}
+            streams = {slot.decode(): record.keys.stream(slot.decode()) for slot in data.hkeys(record.keys.slots)}
+            return {
+                slot: data.xinfo_stream(key)["entries-added"] if data.exists(key) else 0
+                for slot, key in streams.items()
+            }
+
+        def all_send(run: str, names: set[str], before: dict[str, int]) -> bool:
+            now = sent(run)
+            return {slot[: len("arm-1-")] for slot in now} == names and all(
+                count > before.get(slot, 0) for slot, count in now.items()
+            )
+
+        # Each pool's worker writes streams of its own, and goes on doing so when its main process was killed
+        free, own = train("free", "budget={env_steps: 100000000}", "actors.lease_s=1"), {f"{name}-" for name in pools}
+        eventually(lambda: all_send("free", own, {}), "all send", 300)
+        for command in workers.values():
+            next(p for p in command.tree() if "clawq.control.worker" in p.cmdline()).kill()
+        before = {slot: count + 3 for slot, count in sent("free").items()}
+        eventually(lambda: all_send("free", own, before), "all send again", 120)
+        learner = guarded.env("learner")
+        assert call(home, learner, "tune", "free", "budget.env_steps=2000").status == 0
+        assert free.wait(300) == 0, free.output + home.logs("free")
+        # By rounds, they take seats
+        sync = ("sync.actors=3", "sync.quota_steps=24", "sync.fragment_steps=8", "environment.num_envs=4")
+        rounds = train("rounds", *sync, "rate_limit.min_size_to_sample=200", "budget={env_steps: 5760}")
+        seats = {"seat-000", "seat-001", "seat-002"}
+        eventually(lambda: set(sent("rounds")) == seats or rounds.status is not None, "seats are taken", 300)
+        assert rounds.wait(300) == 0, rounds.output + home.logs("rounds")
+        assert home.report("rounds")["numbers"]["env_steps"] == 5760
+        assert guarded.refusals() == []
+        for name, command in workers.items():
+            ended, _, left = command.stop()
+            assert (ended, left) == (0, []), f"{name}: {command.output}"
+        assert guarded.refusals() == []
+        assert MARK not in "\n".join(command.output for command in home.started)
+        allowed = {guarded.users / name for name in os.listdir(guarded.users)}
+        telling = {file for file in tmp_path.rglob("*") if file.is_file() and MARK.encode() in file.read_bytes()}
+        # What was killed could not take its registration away, by which a watchdog ends what it left; it is private.
+        records = {file for file in telling if file.parts[-3] == "processes"}
+        assert {stat.S_IMODE(file.stat().st_mode) for file in records} <= {0o600}
+        assert telling - records <= allowed
+    finally:
+        home.close()
+        guarded.close()
 
 
 def test_rounds_need_users_that_may_take_seats(tmp_path: Path, eventually: Callable[..., None]) -> None:
