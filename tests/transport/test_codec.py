@@ -1,6 +1,5 @@
 import itertools
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -262,24 +261,6 @@ def test_a_flag_that_does_not_exist_is_corrupt() -> None:
 
 def test_a_hand_fragment_costs_at_most_480_bytes_per_transition() -> None:
     assert len(encode(hand_reach())) <= 480 * 64 * 16
-
-
-@pytest.mark.slow
-def test_packing_and_unpacking_run_at_4_gigabytes_per_second() -> None:
-    fragment = hand_reach()
-    payload = bytes(encode(fragment))
-
-    def seconds(work: Any) -> float:
-        times = []
-        for _ in range(500):
-            started = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - started)
-        return float(np.percentile(times, 20))
-
-    packing, unpacking = seconds(lambda: encode(fragment)), seconds(lambda: decode(payload))
-    assert len(payload) / packing > 4e9, f"{packing * 1e6:.0f} us"
-    assert len(payload) / unpacking > 4e9, f"{unpacking * 1e6:.0f} us"
 
 
 def test_a_header_of_an_older_version_has_no_provenance_and_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
