@@ -4,7 +4,7 @@ What stands between a configuration and an `Archiver`: whether there is one, whe
 cannot be used. Reading a run's log from its folder is here too, for whoever has no learner.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clawq.errors import ArchiveUnfit, UserError
@@ -76,6 +76,16 @@ def open_tally(books: Books, writer: ArchiveWriter, run: Run) -> Tally:
             found = archive.records(slot, after=at)
             tally.caught_up(slot, stream, (f"{one.record.epoch}-{one.record.seq}" for one in found))
     return tally
+
+
+def archived_behind(run: Run, cursors: Mapping[str, str]) -> dict[str, int]:
+    """Slot -> how many entries behind these cursors the run's archive holds, if any.
+
+    What its streams had acknowledged by then was at least that many, whatever became of the streams.
+    """
+    archive = Archive(run.archive, run.tag)
+    found = {slot: sum(1 for _ in archive.records(slot, after=parse_id(entry))) for slot, entry in cursors.items()}
+    return {slot: entries for slot, entries in found.items() if entries}
 
 
 def open_log(run: Run, data: Any | None) -> RunLog:

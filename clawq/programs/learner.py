@@ -31,7 +31,7 @@ from clawq.core import Control
 from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
-from clawq.programs.archiving import open_archiver
+from clawq.programs.archiving import archived_behind, open_archiver
 from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.audit import keep, ledger_at_end, published
 from clawq.programs.balance import Balance
@@ -321,7 +321,8 @@ def make_reader(session: Session, consumed: Mapping[str, Any] | None, ended: Bal
         required=required,
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
-        unread={} if ended is None else ended.unread,
+        # A learner that was killed left no balance. If the streams are gone too, the archive knows what was in them.
+        unread=archived_behind(session.run, consumed["cursors"]) if ended is None else ended.unread,
         ordinals=consumed.get("ordinals"),
         what=what,
     )
