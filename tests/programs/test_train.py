@@ -183,6 +183,7 @@ def test_what_learner_and_streams_took_with_them_at_once_is_a_gap_as_far_as_the_
         writer.append(Entry("a", made.meta.epoch, made.meta.seq, bytes(encode(made))))
     writer.close()
     held = desk.data.get(claim)
+    assert held is not None
     delete_run(desk.data, desk.keys)
     desk.data.set(claim, held)
     bear(desk.data, desk.keys)
