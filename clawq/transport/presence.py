@@ -69,7 +69,9 @@ class Presence:
                 self.claim = Claim.take(self._client, presence(self._keys, self._name), self._what, PRESENCE_TTL_S)
             elif self.claim.renewal_due and self.claim.renew():
                 with translated(self._client):
-                    dropped = not self._client.hexists(self._keys.readers, self._name)
+                    # With all others it was not dropped: the run has ended, which its reader finds out by itself.
+                    known: Any = self._client.hkeys(self._keys.readers)
+                dropped = known and self._name.encode() not in known
                 if dropped and server_of(self._client, self._keys, server) == server:
                     self.close()
                     raise ClaimLost(f"reader {self._name} was dropped: its claim on the log is given up")

@@ -62,6 +62,15 @@ def test_a_dropped_reader_that_is_alive_learns_of_it(demo: str, data_client: red
         reader.beat()
 
 
+def test_a_reader_whose_run_is_deleted_was_not_dropped(demo: str, data_client: redis.Redis, run_keys: RunKeys) -> None:
+    reader = StreamReader(data_client, run_keys, "other")
+    reader.read(0.0)
+    assert reader._presence.claim is not None
+    data_client.delete(run_keys.readers, reader._presence.claim.key)
+    reader._presence.claim.ttl_s = 0.0
+    reader.beat()
+
+
 def test_readers_are_bounded(data_client: redis.Redis, run_keys: RunKeys) -> None:
     from clawq.errors import TransportError
 

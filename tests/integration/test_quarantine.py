@@ -96,7 +96,7 @@ def test_the_experience_of_a_quarantined_worker_is_never_sampled_again_and_the_o
     # A worker is called as the fragments call it
     asked = lab.home.call("log", "quarantine", "r1", "--worker", "nobody")
     assert asked.status == 0, asked.output
-    workers = asked.output.partition("workers in it: ")[2].splitlines()[0].split(", ")
+    workers = asked.output.partition("nearest: ")[2].partition(". The rule stands")[0].split(", ")
     [worker] = [name for name in workers if "w2" in name]
     told = lab.home.call("log", "quarantine", "r1", "--worker", worker, "--reason", "upside down")
     answered = len(lab.batches())
