@@ -22,6 +22,7 @@ from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import Ledger
 from clawq.transport.books import Books, Position, View, positions_of
 from clawq.transport.claims import holder_of
+from clawq.transport.client import translated
 from clawq.transport.control import Board
 from clawq.transport.keys import LEARNER, RunKeys
 from clawq.transport.registry import Readers
@@ -206,7 +207,7 @@ def keep(
     sums["lost_unacked"] = lost_unacked
     source = f"when the learner ended, {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
-        seen: View | None = Books(data, keys).look(positions)
+        seen = _sight(data, keys, positions)
     except TransportError as error:
         log.warning("the last balance of the ledger is without Redis: %s", error)
         seen = None
@@ -220,6 +221,13 @@ def keep(
         log.warning("%s was not written: %s", folder / LEDGER_FILE, error)
         return None
     return found
+
+
+def _sight(data: Any, keys: RunKeys, positions: Mapping[str, Position]) -> View | None:
+    """What Redis says; None of a run that was followed and has finished: its counts were deleted with its streams."""
+    with translated(data):
+        there = data.exists(keys.born, keys.slots, keys.swept)
+    return Books(data, keys).look(positions) if there else None
 
 
 def _others_at_end(data: Any, keys: RunKeys, reader: str, source: str) -> list[dict[str, Any]]:

@@ -1,9 +1,14 @@
 """A follower beside the run that it follows, over real streams."""
 
+from collections.abc import Callable
 from typing import Any
 
+from room import Room
+from waiting import Until
+
+from clawq.programs.audit import keep
 from clawq.programs.following import Following, Source
-from clawq.transport.control import ControlRecord, RunRecord, RunRegistry
+from clawq.transport.control import ControlRecord, RunRecord, RunRegistry, delete_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.stream import StreamWriter
@@ -40,3 +45,16 @@ def test_while_its_source_waits_for_it_a_follower_is_asked_for_a_checkpoint(
     finally:
         reader.close()
         registry.remove(record.run_id)
+
+
+def test_the_ledger_of_who_followed_a_run_balances_after_that_was_deleted(make_room: Callable[..., Room]) -> None:
+    room = make_room()
+    room.actor("a")
+    trainer = room.trainer()
+    trainer.train(Until(lambda: trainer.parts.updater.updates >= 3))
+    trainer.parts.consumer.close()
+    delete_run(room.data, room.keys)
+    found = keep(room.data, room.keys, room.run.folder, trainer.parts.consumer, 0.0, "b")
+    assert found is not None
+    assert found.problems() == []
+    assert found.sums["committed"] > 0
