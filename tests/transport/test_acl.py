@@ -269,7 +269,11 @@ def test_a_workers_rights_are_enough_for_the_watchdog_that_ends_its_actor(guarde
         client.close()
 
 
-def test_a_watchdog_with_a_user_of_its_own_acts_as_that(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watchdog_with_a_user_of_its_own_acts_as_that(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Processes of other tests are registered in the folder that all share.
+    monkeypatch.setenv("CLAWQ_STATE_DIR", str(tmp_path / "state"))
     keys, learner = RunKeys(new_tag()), guarded.client("learner")
     Claim.take(learner, keys.claim("learner"), "a learner", 60.0)
     env, identity = guarded.env("arm-1"), Identity.of(os.getpid())
