@@ -186,10 +186,21 @@ class Places:
         return before
 
 
-__all__ = ["NOTHING_FOUND", "START", "Gone", "Place", "Places"]
-
-
 def loss(before: str, now: str) -> str:
     """Why what was unread on the server `before` is lost, when it is `now` (see transport.restarts.server_of)."""
     # On the same server process only the run's keys can have been deleted.
     return DELETED if before.partition("/")[0] == now.partition("/")[0] else SERVER_LOST
+
+
+__all__ = [
+    "BEFORE",
+    "DELETED",
+    "NOTHING_FOUND",
+    "SERVER_LOST",
+    "START",
+    "TRIMMED",
+    "Gone",
+    "Place",
+    "Places",
+    "loss",
+]

@@ -37,6 +37,19 @@ def end(kennel: "Kennel", quick: Policy, record: Record) -> Outcome:
     return Ending(kennel.registry, quick).end(Decision("hung", "end", "no progress", record, {"still_s": 9.0}))
 
 
+def tells_who_holds(data_url: str, key: str) -> str:
+    """Of a child that holds `slot:a`, and prints at SIGTERM who holds that claim then."""
+    return f"""
+def on_term(number, frame):
+    from clawq.transport.claims import holder_of
+    from clawq.transport.client import connect
+    print(holder_of(connect({data_url!r}), {key!r}), flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, on_term)
+mine.holds('slot:a')
+{IDLE}"""
+
+
 def test_one_that_is_ours_is_killed_with_its_evidence_kept(kennel: "Kennel", quick: Policy, alive: Alive) -> None:
     deaf = DEAF.replace("time.sleep(600)", "").replace("; ", "\n    ")
     child = kennel.child(f"def spinning():\n    {deaf}\n    while True: pass\nspinning()")
@@ -129,16 +142,7 @@ def test_R17_the_claim_is_seized_before_and_given_back_after_and_the_run_is_told
 ) -> None:
     key = run_keys.claim("slot:a")
     claim = Claim.take(data_client, key, "an actor", 60.0)
-    code = f"""
-def on_term(number, frame):
-    from clawq.transport.claims import holder_of
-    from clawq.transport.client import connect
-    print(holder_of(connect({redis_servers.data_url!r}), {key!r}), flush=True)
-    raise SystemExit
-signal.signal(signal.SIGTERM, on_term)
-mine.holds('slot:a')
-{IDLE}"""
-    child = kennel.child(code)
+    child = kennel.child(tells_who_holds(redis_servers.data_url, key))
     record = kennel.record(child, run=run_keys.tag, urls=("", redis_servers.data_url))
     outcome = end(kennel, replace(quick, grace_s=20.0), record)
     assert outcome.dead
@@ -192,16 +196,7 @@ def test_one_that_leaks_keeps_its_claim_until_it_has_sent_what_it_has(
 ) -> None:
     key = run_keys.claim("slot:a")
     Claim.take(data_client, key, "an actor", 60.0)
-    code = f"""
-def on_term(number, frame):
-    from clawq.transport.claims import holder_of
-    from clawq.transport.client import connect
-    print(holder_of(connect({redis_servers.data_url!r}), {key!r}), flush=True)
-    raise SystemExit
-signal.signal(signal.SIGTERM, on_term)
-mine.holds('slot:a')
-{IDLE}"""
-    child = kennel.child(code)
+    child = kennel.child(tells_who_holds(redis_servers.data_url, key))
     record = kennel.record(child, run=run_keys.tag, urls=("", redis_servers.data_url))
     decision = Decision("leaking", "recycle", "it grows", record)
     outcome = Ending(kennel.registry, replace(quick, recycle_s=20.0)).end(decision)
