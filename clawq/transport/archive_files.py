@@ -1,25 +1,18 @@
 """What the archive's writer needs of a file system: a lock, whole writes, folders that last."""
 
-import fcntl
-import logging
 import os
 from pathlib import Path
+from typing import IO
 
 from clawq.errors import ArchiveUnfit
+from clawq.state import hold
 
-log = logging.getLogger(__name__)
 
-
-def locked(folder: Path) -> int:
-    """A lock on the folder that ends with its holder."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ArchiveUnfit(f"the archive {folder} is being written by another learner") from None
-    except OSError:
-        log.warning("%s is on a file system without locks; make sure that it has only one learner", folder)
+def locked(folder: Path) -> IO[str]:
+    """A lock on the folder that ends with its holder. Raises ArchiveUnfit if somebody else holds it."""
+    lock = hold(folder / "lock")
+    if lock is None:
+        raise ArchiveUnfit(f"the archive {folder} is being written by another learner")
     return lock
 
 

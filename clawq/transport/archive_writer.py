@@ -302,6 +302,4 @@ class ArchiveWriter:
                 log.warning("the end of the archive may not be on the disk: %s", error)
             os.close(self._fd)
             self._fd = -1
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
