@@ -394,11 +394,13 @@ class Vanished:
         read: entries of the present stream that were read already.
         lost: entries of the one before that nobody had read, as far as is known.
         cursor: id after which reading goes on.
+        stream: which stream it is there; FIRST where the slot is not registered.
     """
 
     read: int
     lost: int
     cursor: str
+    stream: Stream = FIRST
 
 
 class FragmentSource(Protocol):

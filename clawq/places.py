@@ -150,11 +150,12 @@ class Places:
         Args:
             slot: of the stream.
             found: see Vanished.
-            unsettled: entries that were read, of either stream, and are not settled yet.
+            unsettled: entries that were read, of either stream, and are not settled yet: they are settled in the
+                stream that was found, too.
         """
         place = self._of.setdefault(slot, Place())
         place.before = place.entries + unsettled - found.read
-        place.gap = 0
+        place.gap, place.born = 0, found.stream.born
         if not unsettled:
             place.at = found.cursor
 

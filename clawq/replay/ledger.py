@@ -271,7 +271,9 @@ class Ledger:
         if settled.ordinal:
             self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
         if settled.missed:
-            self._places.miss(slot, stream, settled.ordinal, settled.missed)
+            # Without an ordinal it was on another server: no stream here lacks it.
+            if settled.ordinal:
+                self._places.miss(slot, stream, settled.ordinal, settled.missed)
             self._miss(slot, settled)
             return
         counts.entries += 1
@@ -350,6 +352,7 @@ class Ledger:
     def vanished(self, slot: str, found: Vanished, unsettled: int) -> None:
         """Begin anew with a slot's stream; see Places.vanished."""
         self._places.vanished(slot, found, unsettled)
+        self.ordinals.pop(slot, None)
         if found.lost:
             _add(self.counts.gaps, self._lost, found.lost)
 

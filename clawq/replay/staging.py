@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clawq.core import Entry, Slots, Vanished
+from clawq.core import Entry, Slots, Stream, Vanished
 from clawq.places import NOTHING_FOUND, TRIMMED, Place
 from clawq.replay.ledger import Counts, Ledger, Missed, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
@@ -45,7 +45,14 @@ class _Open:
 
     epoch: int
     seq: int
+    stream: Stream
+    ordinal: int
     settled: Settled | None
+
+    @classmethod
+    def of(cls, entry: Entry, settled: Settled | None) -> "_Open":
+        """That entry."""
+        return cls(entry.epoch, entry.seq, entry.stream, entry.ordinal, settled)
 
 
 class Staging:
@@ -89,23 +96,22 @@ class Staging:
     def put(self, entry: Entry, fragment: Fragment, inherited: tuple[Voided, ...] = ()) -> None:
         """Queue a fragment that is fit to be used (see Staged)."""
         with self._changed:
-            self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, None))
+            self._open.setdefault(entry.slot, deque()).append(_Open.of(entry, None))
             self._queue.append(Staged(fragment, entry, inherited))
             self._queued_bytes += len(entry.payload)
             self._changed.notify_all()
 
     def drop(self, entry: Entry, outcome: str, meta: FragmentMeta | None = None) -> None:
         """Note an entry that will not be used (outcome: see ledger.Settled; meta: if it can be believed)."""
-        self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta, entry.ordinal, stream=entry.stream))
+        self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta))
 
     def miss(self, entry: Entry) -> None:
         """Note the word that entries were trimmed before they were read."""
-        told = Settled(entry.epoch, entry.seq, TRIMMED, None, entry.ordinal, entry.missed, stream=entry.stream)
-        self._settle(entry, told)
+        self._settle(entry, Settled(entry.epoch, entry.seq, TRIMMED, missed=entry.missed))
 
     def _settle(self, entry: Entry, settled: Settled) -> None:
         with self._changed:
-            self._open.setdefault(entry.slot, deque()).append(_Open(entry.epoch, entry.seq, settled))
+            self._open.setdefault(entry.slot, deque()).append(_Open.of(entry, settled))
             self._advance(entry.slot)
 
     def take(self, most: int, timeout_s: float) -> list[Staged]:
@@ -128,8 +134,7 @@ class Staging:
         with self._changed:
             for one in self._open.get(entry.slot, ()):
                 if (one.epoch, one.seq) == (entry.epoch, entry.seq) and one.settled is None:
-                    told = Settled(entry.epoch, entry.seq, outcome, staged.fragment.meta, entry.ordinal, heeded=True)
-                    one.settled = replace(told, stream=entry.stream)
+                    one.settled = Settled(entry.epoch, entry.seq, outcome, staged.fragment.meta, heeded=True)
                     break
             else:
                 raise ValueError(f"{entry.slot} {staged.id} was committed before, or was never taken from here")
@@ -139,8 +144,8 @@ class Staging:
         """Move the ledger over the settled entries at the front of a slot's stream."""
         entries = self._open[slot]
         while entries and (settled := entries[0].settled) is not None:
-            entries.popleft()
-            self._ledger.settle(slot, settled)
+            one = entries.popleft()
+            self._ledger.settle(slot, replace(settled, stream=one.stream, ordinal=one.ordinal))
         if not entries:
             del self._open[slot]
 
@@ -232,9 +237,13 @@ class Staging:
             if not self._ledger.on_server(server):
                 return
             for slot in {*found, *self._open, *self._ledger.places}:
+                there, waiting = found.get(slot, NOTHING_FOUND), self._open.get(slot, ())
                 # What was missed was not read.
-                read = sum(not (e.settled and e.settled.missed) for e in self._open.get(slot, ()))
-                self._ledger.vanished(slot, found.get(slot, NOTHING_FOUND), read)
+                read = sum(not (one.settled and one.settled.missed) for one in waiting)
+                self._ledger.vanished(slot, there, read)
+                for one in waiting:
+                    # The place tells how many of them are of this stream; their ordinals may be of the old one.
+                    one.stream, one.ordinal = there.stream, 0
             self._ledger.moved()
 
     def state_dict(self) -> dict[str, Any]:

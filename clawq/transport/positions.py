@@ -133,7 +133,7 @@ class Positions:
         """The server is another one: there writers may count as they will."""
         self._on_other_server = True
         self.open_slots |= {*self.ordinals, *self.cursors, *slots}
-        self.ordinals = {}
+        self.ordinals, self._streams = {}, {}
 
     def drop(self, slot: str) -> None:
         """The slot's stream was taken away, read to its end."""

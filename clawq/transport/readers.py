@@ -159,7 +159,7 @@ class StreamReader:
             self._enter()
         self.beat()
         self._restarts.set_back_vanished({*registered, *positions.cursors} if restarted else suspects)
-        self._restarts.tell(server, registered)
+        self._restarts.tell(server, {slot: stream for slot, (_, stream) in registered.items()})
         self._restarts.settle(server, self._discovery.slots)
         unread = self._backlog.count(sorted(registered))
         if server_of(self._client, self._keys, server) != server:

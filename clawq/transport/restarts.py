@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from clawq.core import Vanished
+from clawq.core import Stream, Vanished
 from clawq.transport.backlog import Backlog
 from clawq.transport.books import added_entries
 from clawq.transport.client import translated
@@ -91,20 +91,25 @@ class Restarts:
             told = self._client.hget(self._keys.trimmed, slot)
         return parse_trimmed(told)[0] >= self._positions.at(slot) > START
 
-    def tell(self, server: str, registered: Iterable[str]) -> None:
+    def tell(self, server: str, streams: Mapping[str, Stream]) -> None:
         """If this is another server than was told of, say what its streams are; entries not read of the old are lost.
 
         Args:
             server: which it is now.
-            registered: slots that it knows.
+            streams: of the slots that it knows.
         """
         if server != self._told_server:
-            slots = self._known.union(registered, self._positions.cursors, self._backlog.unread)
-            self.on_server(server, {slot: self._found(slot) for slot in slots} if self._told_server else {})
+            slots = self._known.union(streams, self._positions.cursors, self._backlog.unread)
+            found = {slot: self._found(slot, streams.get(slot)) for slot in slots} if self._told_server else {}
+            self.on_server(server, found)
             self._told_server = server
-        self._known = set(registered)
+        self._known = set(streams)
 
-    def _found(self, slot: str) -> Vanished:
+    def _found(self, slot: str, known: Stream | None) -> Vanished:
+        if known is None:
+            # A writer that has not noticed the new server may have written here: when its slot is registered, the
+            # stream is read from its beginning.
+            return Vanished(0, self._backlog.of(slot), id_text(START))
         stream, cursor = self._keys.stream(slot), id_text(self._positions.at(slot))
         pipe = self._client.pipeline(transaction=True)
         pipe.xinfo_stream(stream)
@@ -115,9 +120,9 @@ class Restarts:
             about, length, behind = pipe.execute(raise_on_error=False)
         added = added_entries(self._client, about)
         if isinstance(length, Exception) or isinstance(behind, Exception):
-            return Vanished(0, self._backlog.of(slot), cursor)  # something of another type: no stream
+            return Vanished(0, self._backlog.of(slot), cursor, known)  # something of another type: no stream
         trimmed = 0 if added is None else added - length
-        return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor)
+        return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor, known)
 
     def settle(self, server: str, slots: Iterable[str]) -> None:
         """All that follows from which server it is was done.

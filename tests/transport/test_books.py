@@ -1,5 +1,6 @@
 """What Redis counts, and where a reader stands: the two sides of the ledger, over real servers."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -120,20 +121,21 @@ def test_a_reader_tells_of_another_server_what_it_has_read_there_and_what_is_los
     restart_data(own_servers)
     client.connection_pool.disconnect()
     # And two of the same epoch on the new server, of which it reads one before it looks which server that is
+    client.hset(run_keys.slots, "a", json.dumps({"epoch": epoch, "born": epoch, "before": 5}))
     for seq in (6, 7):
         client.execute_command("XADD", run_keys.stream("a"), f"{epoch}-{seq}", "f", "x")
     asking.reader._discovery.slots = ["a"]
     asking.reader._positions.cursors["a"] = (epoch, 6)
     asking.look()
     assert told[1][0] != told[0][0]
-    assert told[1][1] == {"a": Vanished(read=1, lost=3, cursor=f"{epoch}-6")}
+    assert told[1][1] == {"a": Vanished(read=1, lost=3, cursor=f"{epoch}-6", stream=Stream(epoch, 5))}
     asking.look()
     assert len(told) == 2
     # A reader that goes on from a checkpoint tells it too
     resumed = StreamReader(client, run_keys, cursors={"a": "1-9"}, server=told[0][0], unread={"a": 4})
     resumed.tell_server(lambda server, found: told.append((server, found)))
     resumed._discover_if_due()
-    assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9")})
+    assert told[2] == (told[1][0], {"a": Vanished(0, 4, "1-9", Stream(epoch, 5))})
 
 
 def test_a_server_that_is_restarted_while_a_reader_looks_is_told_of_with_all_that_it_had(
