@@ -5,7 +5,6 @@ tests never see one another's keys. When the session ends, no process, socket or
 left; if there is one, the session fails and names it. What another session beside it makes is none of its business.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -18,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from leftovers import command_line, in_use, marked_processes, shared_memory
+from leftovers import command_line, in_use, marked_processes, note_shared_memory, shared_memory
+from sessions import MET, Session
 from waiting import wait_for
 
 from clawq.transport.client import connect
@@ -28,9 +28,11 @@ from clawq.transport.server import EmbeddedRedis
 
 #: Every process that a test starts inherits this, whatever becomes of its parents.
 _MARK = "CLAWQ_TEST_SESSION"
-#: Sessions have a folder each, named after their pid; in it lies a word that another session was met.
-_FOLDER, _MET = "clawq-tests-", "met"
+#: Sessions have a folder each, named after their pid.
+_FOLDER = "clawq-tests-"
 _ENDING_S = 3.0
+#: Before any test is imported.
+_SHARED, _MADE = shared_memory(), note_shared_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +40,8 @@ def nothing_left_behind() -> Iterator[None]:
     """Fail the session if it leaves a process, socket or shared memory."""
     mark = uuid.uuid4().hex
     sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir="/tmp"))
-    _meet(sockets)
+    session = Session(sockets, _FOLDER, os.getpid())
+    session.meet()
     ours = {
         _MARK: mark,
         "XDG_RUNTIME_DIR": str(sockets),
@@ -48,14 +51,14 @@ def nothing_left_behind() -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
-    shared = shared_memory()
     yield
     left = [f"process {p.pid}: {command_line(p)}" for p in marked_processes(_MARK, mark, _ENDING_S)]
-    left += [f"socket folder {path.name}" for path in sockets.iterdir() if path.name != _MET]
+    left += [f"socket folder {path.name}" for path in sockets.iterdir() if path.name != MET]
     left += [f"listening socket {c.laddr}" for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
-    # It does not tell who made it: what came while another session was at work may be that one's.
-    if not (sockets / _MET).exists():
-        left += [f"shared memory {name}" for name in sorted(shared_memory() - shared) if not in_use(name)]
+    new = {name: made_s for name, made_s in shared_memory().items() if name not in _SHARED and not in_use(name)}
+    # It does not tell who made it: what a child of this session made may be of another one that was at work then.
+    left += [f"shared memory {name}" for name, s in new.items() if name in _MADE or session.was_alone(s)]
+    session.part()
     shutil.rmtree(sockets, ignore_errors=True)
     shutil.rmtree(ours["CLAWQ_STATE_DIR"], ignore_errors=True)
     for name, value in before.items():
@@ -64,19 +67,6 @@ def nothing_left_behind() -> Iterator[None]:
         else:
             os.environ[name] = value
     assert not left, "the tests left behind:\n  " + "\n  ".join(left)
-
-
-def _meet(sockets: Path) -> None:
-    """Tell the other sessions that are at work on this machine of this one, and this one of them."""
-    for other in Path("/tmp").glob(f"{_FOLDER}*"):
-        word = other.name.removeprefix(_FOLDER).partition("-")[0]
-        pid = int(word) if word.isdecimal() else 0
-        # A session that was started by a test of another one (test_session_end) belongs to it.
-        if pid in (0, os.getpid()) or not psutil.pid_exists(pid) or pid in {p.pid for p in psutil.Process().parents()}:
-            continue
-        with contextlib.suppress(OSError):
-            (other / _MET).touch()
-        (sockets / _MET).touch()
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="end a target after so long; 0 = never")
     parser.add_argument("--keep", action="store_true", help="make tests/fuzz/corpus of what reached new code")
     if sys.argv[1:2] == ["--inside"]:
-        fuzz_inside(sys.argv[2], sys.argv[3:])
+        fuzz_inside(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
     args = parser.parse_args()
     targets = args.targets or list(fuzzing.NAMES)
     if unknown := set(targets) - set(fuzzing.NAMES):
@@ -50,37 +50,37 @@ def fuzz(name: str, runs: int, seconds: int, keep: bool) -> int:
     grown, log = FOUND / name / "grown", FOUND / name / "log.txt"
     runs = int(runs * fuzzing.SHARES.get(name, 1))
     with tempfile.TemporaryDirectory(prefix="clawq-fuzz-") as folder:
-        seeds = Path(folder, "seeds")
-        for made in (grown, seeds, CORPUS / name):
+        seeds, files = Path(folder, "seeds"), Path(folder, "files")
+        for made in (grown, seeds, files, CORPUS / name):
             made.mkdir(parents=True, exist_ok=True)
-        for number, seed in enumerate(fuzzing.target(name).seeds()):
+        for number, seed in enumerate(fuzzing.target(name, files).seeds()):
             (seeds / f"seed-{number}").write_bytes(seed)
         sources = [str(grown), str(CORPUS / name), str(seeds)]
         limits = [f"-runs={runs}", f"-max_total_time={seconds}", f"-artifact_prefix={FOUND / name}/", *LIMITS]
         started_s = time.monotonic()
         with log.open("wb") as out:
-            status = _atheris(name, [*limits, *sources], out)
+            status = _atheris(name, files, [*limits, *sources], out)
         took_s = time.monotonic() - started_s
         told = dict(line.split(":", 2)[1:] for line in _lines(log) if line.startswith("stat::") for line in [line[5:]])
         count, peak = told.get("number_of_executed_units", "?").strip(), told.get("peak_rss_mb", "?").strip()
         words = "nothing found" if status == 0 else f"FOUND SOMETHING: see {log} and the files beside it"
         print(f"{name}: {count} inputs in {took_s:.0f} s, at most {peak} MB: {words}", flush=True)
         if keep and status == 0:
-            status = _keep(name, sources, Path(folder, "kept"))
+            status = _keep(name, files, sources, Path(folder, "kept"))
     return 1 if status else 0
 
 
-def _keep(name: str, sources: list[str], kept: Path) -> int:
+def _keep(name: str, files: Path, sources: list[str], kept: Path) -> int:
     """Make the corpus anew: of all inputs there are, few and small ones that reach the same code."""
     kept.mkdir()
     again = kept.with_name("again")
     # The merging starts itself again, by the first of its arguments.
-    again.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" --inside {name} "$@"\n')
+    again.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" --inside {name} "{files}" "$@"\n')
     again.chmod(0o700)
     log = FOUND / name / "keep.txt"
     with log.open("wb") as out:
         arguments = ["-set_cover_merge=1", "-use_counters=0", *LIMITS, f"-max_len={LONGEST_KEPT}", str(kept), *sources]
-        if _atheris(name, arguments, out, again):
+        if _atheris(name, files, arguments, out, again):
             print(f"{name}: the corpus could not be made smaller and stays as it was: see {log}", flush=True)
             return 1
     # What once did harm stays: that has a name of its own.
@@ -99,8 +99,8 @@ def _keep(name: str, sources: list[str], kept: Path) -> int:
     return 0
 
 
-def _atheris(name: str, arguments: list[str], out: Any, again: Path = Path(__file__)) -> int:
-    command = [sys.executable, __file__, "--inside", name, *arguments]
+def _atheris(name: str, files: Path, arguments: list[str], out: Any, again: Path = Path(__file__)) -> int:
+    command = [sys.executable, __file__, "--inside", name, str(files), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CLAWQ_FUZZ_AGAIN": str(again)}
     return subprocess.run(command, env=environment, stdout=out, stderr=out, check=False).returncode
 
@@ -109,14 +109,14 @@ def _lines(log: Path) -> list[str]:
     return log.read_text(errors="replace").splitlines()
 
 
-def fuzz_inside(name: str, arguments: list[str]) -> None:
-    """Fuzz in this process, which ends with it."""
+def fuzz_inside(name: str, files: Path, arguments: list[str]) -> None:
+    """Fuzz in this process, which ends with it: what it needs of files is in a folder of the one that started it."""
     import atheris
 
     logging.disable()
     # What is counted as code: ours, the YAML reader, and the tests' own checks.
     with atheris.instrument_imports(include=["clawq", "ruamel", "fuzzing"], enable_loader_override=False):
-        one_input = fuzzing.target(name).one_input
+        one_input = fuzzing.target(name, files).one_input
     plugins._points = fuzzing.points_read_once()  # type: ignore[assignment]
     atheris.Setup([os.environ["CLAWQ_FUZZ_AGAIN"], *arguments], one_input)
     atheris.Fuzz()

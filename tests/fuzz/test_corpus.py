@@ -22,8 +22,8 @@ def _points_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", fuzzing.NAMES)
-def test_no_input_of_the_corpus_raises_anything_but_our_errors(name: str) -> None:
-    target = fuzzing.target(name)
+def test_no_input_of_the_corpus_raises_anything_but_our_errors(name: str, tmp_path: Path) -> None:
+    target = fuzzing.target(name, tmp_path)
     found = sorted((CORPUS / name).iterdir())
     inputs = [*target.seeds(), *(path.read_bytes() for path in found)]
     assert found
@@ -31,14 +31,14 @@ def test_no_input_of_the_corpus_raises_anything_but_our_errors(name: str) -> Non
         target.one_input(data)
 
 
-def _changed(name: str) -> st.SearchStrategy[bytes]:
+def _changed(target: fuzzing.Target) -> st.SearchStrategy[bytes]:
     """Good inputs with a piece of them replaced, and garbage."""
 
     def spliced(good: bytes, at: int, length: int, piece: bytes) -> bytes:
         start = at % (len(good) + 1)
         return good[:start] + piece + good[start + length :]
 
-    seeds = fuzzing.target(name).seeds()
+    seeds = target.seeds()
     odd = [b"\xff" * 9, b"-1", b"1e999", b"[" * 200, b'{"a":', b"\xed\xa0\x80"]
     pieces = st.binary(max_size=8) | st.sampled_from(odd)
     return st.binary(max_size=200) | st.builds(
@@ -46,22 +46,22 @@ def _changed(name: str) -> st.SearchStrategy[bytes]:
     )
 
 
-def _check(name: str, examples: int) -> None:
+def _check(target: fuzzing.Target, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None)
-    @given(_changed(name))
+    @given(_changed(target))
     def check(data: bytes) -> None:
-        fuzzing.target(name).one_input(data)
+        target.one_input(data)
 
     check()
 
 
 @pytest.mark.parametrize("name", fuzzing.NAMES)
-def test_changed_inputs_raise_nothing_but_our_errors(name: str) -> None:
-    _check(name, 60)
+def test_changed_inputs_raise_nothing_but_our_errors(name: str, tmp_path: Path) -> None:
+    _check(fuzzing.target(name, tmp_path), 60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", fuzzing.NAMES)
-def test_ten_thousand_changed_inputs_raise_nothing_but_our_errors(name: str) -> None:
-    _check(name, 10_000)
+def test_ten_thousand_changed_inputs_raise_nothing_but_our_errors(name: str, tmp_path: Path) -> None:
+    _check(fuzzing.target(name, tmp_path), 10_000)

@@ -1,10 +1,15 @@
 """What tests may have left behind on this machine: processes by an inherited mark, and shared memory."""
 
+import contextlib
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+_SHARED = Path("/dev/shm")
 
 
 def marked_processes(variable: str, mark: str, ending_s: float) -> list[psutil.Process]:
@@ -29,15 +34,33 @@ def command_line(process: psutil.Process) -> str:
         return "?"
 
 
-def shared_memory() -> set[str]:
-    """Names in /dev/shm."""
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+def shared_memory() -> dict[str, float]:
+    """Names in /dev/shm, and the earliest that is known of each, by the wall clock."""
+    found = {}
+    for path in _SHARED.iterdir() if _SHARED.is_dir() else ():
+        with contextlib.suppress(OSError):
+            times = path.lstat()
+            found[path.name] = min(times.st_atime, times.st_mtime, times.st_ctime)
+    return found
+
+
+def note_shared_memory() -> set[str]:
+    """The names in /dev/shm that this process makes as files or folders from now on, for as long as it lives."""
+    noted: set[str] = set()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.mkdir" or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT):
+            made = arguments[0]
+            if isinstance(made, str | os.PathLike) and (path := Path(made)).is_relative_to(_SHARED):
+                noted.add(path.relative_to(_SHARED).parts[0])
+
+    sys.addaudithook(note)
+    return noted
 
 
 def in_use(name: str) -> bool:
     """Whether a living process has that shared memory mapped."""
-    path = f"/dev/shm/{name}"
+    path = str(_SHARED / name)
     for process in psutil.process_iter():
         try:
             if any(region.path == path for region in process.memory_maps()):

@@ -1,9 +1,11 @@
 """The check in tests/conftest.py that nothing is left behind must itself be able to fail."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,20 +62,47 @@ def test_a_session_that_leaves_something_fails_and_names_it(session: Path) -> No
         assert f"  {kind} " in done.stdout
 
 
-def test_shared_memory_of_a_session_beside_it_is_not_its_own(session: Path) -> None:
-    # Given another session: a living process, and its folder
-    beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    folder = Path(f"/tmp/{FOLDER}{beside.pid}-x")
+@pytest.fixture
+def beside() -> Iterator[Path]:
+    """The folder of another session, which a living process stands for."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    folder = Path(f"/tmp/{FOLDER}{process.pid}-x")
     folder.mkdir()
+    yield folder
+    process.communicate(b"\n")
+    shutil.rmtree(folder)
+
+
+#: Four pieces of shared memory: before and after the other session ends, by this process and by a child.
+BESIDE = """
+import os, subprocess, time
+from pathlib import Path
+from sessions import Session
+
+PIECE = "/dev/shm/clawq-beside-"
+Path(PIECE + "import").touch()
+
+def test_it():
+    subprocess.run(["touch", PIECE + "child"], check=True)
+    os.mkdir(PIECE + "folder")
+    Session(Path({folder!r}), {prefix!r}, {pid}).part()
+    time.sleep(0.1)  # longer than a tick of the clock of files
+    subprocess.run(["touch", PIECE + "later"], check=True)
+"""
+
+
+def test_of_shared_memory_only_what_may_be_of_a_session_beside_it_is_passed_over(session: Path, beside: Path) -> None:
+    pid = int(beside.name.removeprefix(FOLDER).partition("-")[0])
     try:
-        done = run(session, "def test(): open('/dev/shm/clawq-test-beside', 'w').close()\n")
-        assert done.returncode == 0, done.stdout
-        # It was told, so that it does not take ours for its own
-        assert (folder / "met").exists()
+        done = run(session, BESIDE.format(folder=str(beside), prefix=FOLDER, pid=pid))
     finally:
-        beside.communicate(b"\n")
-        shutil.rmtree(folder)
-        Path("/dev/shm/clawq-test-beside").unlink(missing_ok=True)
+        for path in Path("/dev/shm").glob("clawq-beside-*"):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert done.returncode != 0, done.stdout
+    named = re.findall("shared memory clawq-beside-([a-z]+)", done.stdout)
+    assert set(named) == {"import", "folder", "later"}, done.stdout
+    # The other one was told, so that it does not take ours for its own
+    assert list((beside / "met").iterdir())
 
 
 def test_a_session_with_real_servers_leaves_nothing(session: Path) -> None:

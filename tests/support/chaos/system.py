@@ -89,7 +89,7 @@ class System:
 
     def __init__(self, folder: Path, setup: Setup = PLAIN) -> None:
         self.folder, self.setup = folder, setup
-        self._mark, self._shared = uuid.uuid4().hex, shared_memory()
+        self._mark, self._shared = uuid.uuid4().hex, set(shared_memory())
         self.leftovers: list[str] = []
         self.workers: dict[str, Command] = {}
         self._over_s: float | None = None
@@ -247,7 +247,9 @@ class System:
         self.leftovers += [f"unfinished file {path.relative_to(self.folder)}" for path in self.folder.rglob("*.tmp*")]
         self.close()
         self.leftovers += [f"socket {name}" for name in self.ground.forget_sockets()]
-        self.leftovers += [f"shared memory {name}" for name in shared_memory() - self._shared if not in_use(name)]
+        self.leftovers += [
+            f"shared memory {name}" for name in shared_memory().keys() - self._shared if not in_use(name)
+        ]
 
     def close(self) -> None:
         """End whatever still runs, at once. Idempotent."""

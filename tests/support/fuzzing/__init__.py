@@ -1,4 +1,4 @@
-"""What is fuzzed: one module for each target, with `one_input(data)` and `seeds()`.
+"""What is fuzzed: one module for each target, with `one_input(data)` and `seeds()`; `files` has a class with them.
 
 `one_input` takes any bytes and returns, or raises what must never be raised: whatever is no error of ours, and
 AssertionError where something was accepted that makes no sense. The same targets are used by the coverage-guided fuzzer
@@ -8,6 +8,7 @@ AssertionError where something was accepted that makes no sense. The same target
 import functools
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from clawq import plugins
@@ -19,7 +20,7 @@ SHARES = {"yaml": 0.1}
 
 
 class Target(Protocol):
-    """One module of this package."""
+    """One module of this package, or what it makes in a folder."""
 
     def one_input(self, data: bytes) -> None:
         """Do with these bytes what clawq would do."""
@@ -41,7 +42,8 @@ def points_read_once() -> Callable[[str], Any]:
     return functools.cache(plugins._points)
 
 
-def target(name: str) -> Target:
-    """The module of that name."""
-    module: Target = import_module(f"fuzzing.{name}")
-    return module
+def target(name: str, folder: Path) -> Target:
+    """The one of that name. Files that it needs are in the folder, which the caller makes and removes."""
+    module: Any = import_module(f"fuzzing.{name}")
+    made: Target = module.Files(folder) if name == "files" else module
+    return made
