@@ -25,13 +25,13 @@ EVERYTHING = ("archive.enabled=true", "learner.checkpoint_interval_s=2", "actors
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    """Over TLS where a server has it."""
-    tls = None
-    if tls_server() is not None:
+def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    """Two servers, over TLS where one has it; or one that is both."""
+    tls, both = None, request.param == "one server"
+    if not both and tls_server() is not None:
         authority = Authority(tmp_path, "our-ca")
         tls = Tls(*authority.certificate("server", "DNS:localhost"), authority.file)
-    guarded = Guarded(tmp_path, "arm-1", "arm-2", tls=tls)
+    guarded = Guarded(tmp_path, "arm-1", "arm-2", tls=tls, both=both)
     yield guarded
     guarded.close()
 
@@ -66,6 +66,7 @@ def command_lines(processes: list[psutil.Process]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("guarded", ["two servers", "one server"], indirect=True)
 def test_the_whole_system_runs_under_users_and_tells_nobody_their_passwords(
     guarded: Guarded, home: Clawq, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:

@@ -24,6 +24,8 @@ class Guarded:
         users: the folder.
         servers: started with it.
         admin: clients of broker and data server, which may do everything.
+
+    With `both` one server is broker and data server.
     """
 
     def __init__(
@@ -39,13 +41,12 @@ class Guarded:
         # Rights for old servers are understood by all, so it is either these or those of the one that is used.
         write_files(self.users, passwords, seats, (7, 0) if tls else find_server().version)
         if both:
-            # As if one server were broker and data server.
             for name in ("broker.acl", "data.acl"):
                 shutil.copyfile(self.users / "users.acl", self.users / name)
         tcp = Tcp(name="localhost", users=self.users, admin=("admin", passwords["admin"]), tls=tls)
         start = start_with_tls if tls else partial(EmbeddedRedis.start, data_memory_mb=64)
         self.servers = start(folder / "guarded", tcp=tcp)
-        urls = (self.servers.broker_url, self.servers.data_url)
+        urls = (self.servers.broker_url, self.servers.broker_url if both else self.servers.data_url)
         broker_url, data_url = (url.partition("?")[0] for url in urls)
         variables = {"CLAWQ_BROKER_URL": broker_url, "CLAWQ_DATA_URL": data_url}
         authority = {"CLAWQ_REDIS_CA": str(tls.authority)} if tls else {}
