@@ -54,7 +54,7 @@ from clawq.programs.resume import (
     refusal,
 )
 from clawq.programs.run import Run, without_secrets, writing
-from clawq.programs.session import CLAIM_TTL_S, Session, first_window
+from clawq.programs.session import Session, first_window
 from clawq.programs.train import Trainer
 from clawq.programs.upkeep import Upkeep
 from clawq.replay.rebuild import ranges
@@ -145,7 +145,7 @@ def run_learner(session: Session, stop: threading.Event, say: Callable[[str], No
         stack.callback(trainer.parts.link.stop, END_S)
         stack.callback(trainer.parts.consumer.close, END_S)
         trainer.parts.consumer.start()
-        session.claim.hold_for(CLAIM_TTL_S)
+        session.take_over_claim()
         trainer.parts.link.start()
         if archiver is not None:
             archiver.start()

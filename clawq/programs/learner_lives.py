@@ -8,7 +8,7 @@
                                     first of them ended
 
 It is resumed after a pause that doubles with each such life, and not before its claim on the run is free: the watchdog
-gives that back when it has seen it dead, and of one that was killed it runs out by itself.
+gives that back when it has seen it dead, and one that was killed holds none (`clawq.transport.claims`).
 """
 
 import signal
@@ -25,6 +25,7 @@ from clawq.spawning.backoff import backoff_s
 from clawq.spawning.failure import how_it_ended
 from clawq.spawning.spawner import Child
 from clawq.watchdog.audit import Audit
+from clawq.watchdog.fence import SEIZED_S
 
 #: Lives in a row that came to nothing after which it is given up.
 TRIES = 4
@@ -32,8 +33,8 @@ TRIES = 4
 STEADY_S = 60.0
 #: Pauses before it is resumed, seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-#: A claim that is held for longer than this is not its own (one that was killed while loading holds its for 120 s).
-CLAIM_S = 130.0
+#: A claim that is held for longer than this after its end, seconds, is not its own, nor the watchdog's who ended it.
+CLAIM_S = SEIZED_S + 10.0
 #: Signals by which somebody tells it to end, before it can heed them in order.
 _WISHES = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 _TAIL_LINES = 30

@@ -21,6 +21,7 @@ from clawq import progress
 from clawq.errors import ClaimHeld, ClaimLost, TransportError, UserError
 from clawq.programs.following import Source
 from clawq.programs.keeper import Keeper
+from clawq.programs.renewal import Renewal
 from clawq.programs.run import Run, without_secrets
 from clawq.registry import Registration
 from clawq.spawning.logfile import LogFile
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 
 #: The learner's claim runs out when it was silent for so long, seconds.
 CLAIM_TTL_S = 10.0
-#: The same until it has loaded torch and its checkpoint, which takes long on a fresh machine; nobody renews meanwhile.
-LOADING_TTL_S = 120.0
 #: Seconds without a look after which a coordinator counts as hung; until its run is registered it waits for any time.
 COORDINATOR_LIMITS = {"serve": 60.0}
 #: Reward, ends and validity of one env step in a fragment, about, bytes.
@@ -65,12 +64,23 @@ class Session:
     state: str = "running"
     after: tuple[str, str] = ("0-0", "0-0")
     keeper: Keeper | None = None
+    renewal: Renewal | None = None
     source: Source | None = None
 
     @property
     def streams(self) -> RunKeys:
         """Keys of the run whose streams are read."""
         return self.keys if self.source is None else self.source.keys
+
+    def take_over_claim(self) -> None:
+        """The caller renews the claim from now on; until then it is done for whoever loads. ClaimLost if it is lost."""
+        self.end_renewal()
+        self.claim.renew()
+
+    def end_renewal(self) -> None:
+        """Nobody renews the claim any more beside the caller. Idempotent."""
+        if self.renewal is not None:
+            self.renewal.close()
 
 
 @contextmanager
@@ -93,12 +103,12 @@ def open_session(
     check_name_is_free(run, RunRegistry(broker), data)
     holder = f"learner {run.id} on {socket.gethostname()}, pid {os.getpid()}"
     try:
-        claim = Claim.take(data, keys.claim("learner"), holder, LOADING_TTL_S)
+        claim = Claim.take(data, keys.claim("learner"), holder, CLAIM_TTL_S)
     except ClaimHeld as error:
         raise UserError(
             f"run {run.id} has a learner already: {error.holder}. Stop it with `clawq learner stop {run.id}`, or start "
-            f"another run. (If that learner was killed, its claim runs out within {CLAIM_TTL_S:.0f} s; within "
-            f"{LOADING_TTL_S:.0f} s if it was still starting.)"
+            f"another run. (If that learner was killed on another machine, its claim runs out within "
+            f"{CLAIM_TTL_S:.0f} s.)"
         ) from None
     progress.mine().holds("learner")
     record = RunRecord(
@@ -110,7 +120,7 @@ def open_session(
         created_ms=int(time.time() * 1000),
         learner={"host": socket.gethostname(), "pid": os.getpid(), "folder": str(run.folder)},
     )
-    session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record)
+    session = Session(run, broker_url, data_url, broker, data, keys, claim, spawner, record, renewal=Renewal(claim))
     try:
         bear(data, keys)
         session.after = (Events(data, keys).newest_id(), Orders(data, keys).newest_id())
@@ -120,6 +130,7 @@ def open_session(
     finally:
         if session.keeper is not None:
             session.keeper.close()
+        session.end_renewal()
         close_session(session)
 
 

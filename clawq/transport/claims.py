@@ -4,20 +4,27 @@ A claim is one key, SET NX PX with a random token. Whoever acts under a claim ei
 (`fenced`), or writes under ids that a later holder makes unusable (a slot's epoch). So a process that was stopped for
 longer than the limit and then goes on cannot do harm, even if it does not know yet that it lost the claim.
 
+A claim names the process that took it. On the machine of that process nobody waits for the limit once it has ended:
+the next one takes the claim over.
+
 No Lua: renewing is WATCH, GET, MULTI. Only the server's clock counts.
 """
 
 import json
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import redis
 
 from clawq.errors import ClaimHeld, ClaimLost, StoreUnavailable
 from clawq.json_text import parse_object
+from clawq.procfs import Identity
 from clawq.transport.client import describe, translated
 
 #: Renew when this share of the time limit has passed.
@@ -39,12 +46,14 @@ class Claim:
     def __init__(self, client: redis.Redis, key: str, holder: str, ttl_s: float) -> None:
         self.key, self.holder, self.ttl_s = key, holder, ttl_s
         self._client: Any = client
-        self._value = json.dumps({"token": secrets.token_hex(16), "holder": holder}).encode()
+        me = Identity.of(os.getpid())
+        process = {} if me is None else {"process": asdict(me)}
+        self._value = json.dumps({"token": secrets.token_hex(16), "holder": holder, **process}).encode()
         self._renewed_at = time.monotonic()
 
     @classmethod
     def take(cls, client: redis.Redis, key: str, holder: str, ttl_s: float) -> "Claim":
-        """Take a claim that nobody holds.
+        """Take a claim that nobody holds, or whose holder was a process of this machine that has ended.
 
         Args:
             client: of the data server.
@@ -58,9 +67,12 @@ class Claim:
         claim = cls(client, key, holder, ttl_s)
         with translated(client):
             # After an unclear failure of an earlier try the key may hold a token of nobody: it runs out by itself.
-            if not client.set(key, claim._value, nx=True, px=claim._ttl_ms):
-                raise ClaimHeld(key.rpartition("claim:")[2], _holder_of(client.get(key)))
-        return claim
+            if client.set(key, claim._value, nx=True, px=claim._ttl_ms):
+                return claim
+            found = client.get(key)
+        if is_free(found) and claim._watched(partial(claim._succeed_once, found)):
+            return claim
+        raise ClaimHeld(key.rpartition("claim:")[2], _holder_of(found))
 
     @classmethod
     def seize(cls, client: redis.Redis, key: str, holder: str, ttl_s: float) -> "Claim | None":
@@ -68,6 +80,15 @@ class Claim:
         claim = cls(client, key, holder, ttl_s)
         with translated(client):
             return claim if client.set(key, claim._value, xx=True, px=claim._ttl_ms) else None
+
+    def _succeed_once(self, found: Any, pipe: Any) -> bool:
+        # Somebody else may have been quicker.
+        if pipe.get(self.key) not in (None, found):
+            return False
+        pipe.multi()
+        pipe.set(self.key, self._value, px=self._ttl_ms)
+        pipe.execute()
+        return True
 
     @property
     def renewal_due(self) -> bool:
@@ -100,11 +121,6 @@ class Claim:
             pipe.pexpire(self.key, self._ttl_ms)
         pipe.execute()
         return value is None
-
-    def hold_for(self, ttl_s: float) -> bool:
-        """Change the time limit, and renew under the new one; returns and raises as `renew`."""
-        self.ttl_s = ttl_s
-        return self.renew()
 
     def is_held(self) -> bool:
         """Whether it was ours when the server answered; what must not be done without it goes through `fenced`."""
@@ -166,10 +182,25 @@ class Claim:
 
 
 def holder_of(client: Any, key: str) -> str | None:
-    """Who holds the claim at `key`, in words; None if nobody does."""
+    """Who holds the claim at `key`, in words; None if nobody does who may still live."""
     with translated(client):
         value = client.get(key)
-    return None if value is None else _holder_of(value)
+    return None if is_free(value) else _holder_of(value)
+
+
+def is_free(value: Any) -> bool:
+    """Whether a claim with that value (None: there is no key) can be taken: nobody has it, or a process that ended.
+
+    Only of our own processes on this machine is that known; whoever else has it, has it until it runs out.
+    """
+    if value is None:
+        return True
+    try:
+        process = Identity.from_json(parse_object(value)["process"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
+    # Other users' processes may be hidden from us.
+    return bool(process.boot) and process.here and process.uid == os.getuid() and not process.alive
 
 
 def watched(client: Any, keys: tuple[str, ...], once: Callable[[Any], bool]) -> bool:

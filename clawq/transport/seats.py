@@ -3,8 +3,7 @@
 Where the order and the random numbers of a run must be the same on any pool of workers, an actor does not write the
 stream of its slot, which is named after host and worker, but takes one of the run's seats: a stream like any other,
 under a claim like any other (`clawq.transport.stream`), whose name says only which one it is. Whoever finds no free
-seat stands by. A seat is free when nobody ever took it, when its actor gave it back, or when that was silent for the
-time limit of its claim.
+seat stands by. A seat is free when nobody ever took it, when its actor gave it back, or when its claim can be taken.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import redis
 
 from clawq.errors import ClaimHeld
+from clawq.transport.claims import is_free
 from clawq.transport.client import translated
 from clawq.transport.keys import RunKeys
 from clawq.transport.stream import StreamWriter
@@ -36,7 +36,7 @@ def open_seat(client: redis.Redis, keys: RunKeys, seats: Sequence[str], worker: 
     with translated(client):
         holders = untyped.mget([keys.claim(f"slot:{seat}") for seat in seats])
     for seat, holder in zip(seats, holders, strict=True):
-        if holder is not None:
+        if not is_free(holder):
             continue
         try:
             return StreamWriter.open(client, keys, seat, worker, ttl_s)

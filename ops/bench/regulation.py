@@ -166,7 +166,7 @@ def follow(bench: Bench, name: str, speeds: tuple[float, ...]) -> None:
         stack.callback(trainer.parts.link.stop, ENDS_S)
         stack.callback(trainer.parts.consumer.close, ENDS_S)
         trainer.parts.consumer.start()
-        session.claim.hold_for(10.0)
+        session.take_over_claim()
         trainer.parts.link.start()
         trainer.publish()
         named = {"CLAWQ_BROKER_URL": urls[0], "CLAWQ_DATA_URL": urls[1], "CLAWQ_LOG_DIR": str(folder / "logs")}

@@ -100,9 +100,7 @@ def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Town, 
     eventually(lambda: len(list(checkpoints.glob("*.ckpt"))) >= 2, "two checkpoints", 60)
     first.process.kill()
     first.wait(5)
-    # Given that the killed learner's claim runs out
     keys = cluster.record("r1").keys
-    eventually(lambda: not cluster.data.exists(keys.claim("learner")), "the claim runs out", 15)
     steps = cluster.number("r1", "env_steps")
     # And given that it had published more than its last checkpoint knows
     version = int(cluster.data.hget(keys.control, "head") or 0) + 100
@@ -123,6 +121,18 @@ def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Town, 
     assert counts["gap_fragments"] == counts["duplicates"] == 0
     # And the ratio holds: no burst of updates, no forgetting (a busy machine may lag behind by the limiter's buffer)
     assert 6 < numbers["samples_per_insert"] < 17
+
+
+@pytest.mark.timeout(60)
+def test_a_learner_killed_with_9_while_it_starts_is_followed_at_once(cluster: Town, eventually: Eventually) -> None:
+    first = cluster.learner("r1", "budget={}")
+    eventually(lambda: cluster.registry.get("r1") is not None, "the run is claimed", 30)
+    first.process.kill()
+    first.wait(5)
+    assert "learner: device" not in first.output, "it was still loading"
+    second = cluster.resumed("r1")
+    eventually(lambda: cluster.home.metrics("r1") or second.status is not None, "it is at work", 40)
+    assert second.status is None, second.output
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def test_a_round_whose_fragments_went_away_with_redis_is_called_again_at_once(
     data, broker = connect(own_servers.data_url), connect(own_servers.broker_url)
     room = Room(tmp_path / "room", own_servers, data, broker, sync=SYNC)
     try:
-        room.session.claim.hold_for(3.0)
+        room.session.claim.ttl_s = 3.0
         room.actor("a", pauses_s=(0.01,))
         room.actor("b")
         trainer = room.trainer()

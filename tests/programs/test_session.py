@@ -1,5 +1,6 @@
 """A learner's session: its coordinator and its entry are looked after, its name is its own, the past is past."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from clawq.config import RunConfig
-from clawq.errors import UserError
+from clawq.errors import ClaimLost, UserError
+from clawq.programs import session as session_module
 from clawq.programs.run import Run, create_run
 from clawq.programs.session import Session, open_session
 from clawq.spawning.spawner import Spawner
@@ -170,3 +172,21 @@ def test_the_entry_of_a_learner_that_lost_the_run_is_replaced(
         eventually(ours, "the run's own entry", 10)
         assert not registry.withdraw(stale)
         assert ours()
+
+
+def test_the_claim_of_a_learner_that_loads_for_long_is_kept_and_handed_over(
+    redis_servers: EmbeddedRedis, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CLAIM_TTL_S", 0.6)
+    with session(redis_servers, make_run(tmp_path, "r8")) as opened:
+        value, ends = opened.data.get(opened.claim.key), time.monotonic() + 2.0
+        # While it loads, for longer than its claim lasts, it is the same claim
+        while time.monotonic() < ends:
+            assert opened.data.get(opened.claim.key) == value
+            assert opened.data.pttl(opened.claim.key) <= 600
+        # And who takes over renews it, or loses it
+        opened.take_over_claim()
+        eventually(lambda: opened.data.get(opened.claim.key) is None, "nobody else renews it", 5.0)
+        Claim.take(opened.data, opened.claim.key, "another learner", 60.0)
+        with pytest.raises(ClaimLost, match="another learner"):
+            opened.take_over_claim()

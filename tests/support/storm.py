@@ -284,7 +284,7 @@ class Storm:
         self._resuming.start()
 
     def _learner_is_down(self) -> bool:
-        """Whether it is being brought back. It is spared until it trains: the claim of one that starts lasts 120 s."""
+        """Whether it is being brought back. It is spared until it trains, so that each kill meets one that does."""
         return self._resuming is not None and self._resuming.is_alive()
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:

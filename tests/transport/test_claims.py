@@ -1,11 +1,19 @@
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 import redis
 
 from clawq.errors import ClaimHeld, ClaimLost, StoreUnavailable
-from clawq.transport.claims import Claim
+from clawq.procfs import Identity
+from clawq.transport.claims import Claim, holder_of
 from clawq.transport.client import connect
 from clawq.transport.control import ControlRecord
 from clawq.transport.keys import RunKeys
@@ -93,11 +101,66 @@ def test_claims_of_a_server_that_is_away_say_so(own_servers: EmbeddedRedis, run_
     client.close()
 
 
-def test_a_claim_taken_for_a_long_start_is_held_for_less_afterwards(
-    data_client: redis.Redis, run_keys: RunKeys
+#: Takes a claim and says so, then waits to be ended.
+HOLDING = """
+import sys
+from clawq.procfs import Identity
+from clawq.transport.claims import Claim, holder_of
+from clawq.transport.client import connect
+url, key = sys.argv[1:]
+Claim.take(connect(url), key, "one that is killed", 600.0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def killed_holder(data_url: str, key: str) -> None:
+    """A process takes the claim, and is killed."""
+    words = [sys.executable, "-c", HOLDING, data_url, key]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(ClaimHeld, match="one that is killed"):
+            Claim.take(connect(data_url), key, "too early", 5.0)
+        process.kill()
+
+
+def test_the_claim_of_a_process_of_this_machine_that_has_ended_is_free_at_once_for_one(
+    redis_servers: EmbeddedRedis, data_client: redis.Redis, run_keys: RunKeys
 ) -> None:
-    claim = Claim.take(data_client, run_keys.claim("learner"), "me", 120.0)
-    assert 100_000 < data_client.pttl(claim.key) <= 120_000
-    assert not claim.hold_for(10.0)
-    assert 5_000 < data_client.pttl(claim.key) <= 10_000
-    assert not claim.renewal_due
+    key = run_keys.claim("learner")
+    killed_holder(redis_servers.data_url, key)
+    assert holder_of(data_client, key) is None
+    assert data_client.pttl(key) > 500_000
+    # When several want it at once
+    with ThreadPoolExecutor(8) as pool:
+        tries = [pool.submit(Claim.take, data_client, key, f"heir {number}", 5.0) for number in range(8)]
+    # Then one has it, under its own limit
+    [heir] = [each.result() for each in tries if each.exception() is None]
+    assert all(isinstance(each.exception(), ClaimHeld | None) for each in tries)
+    assert holder_of(data_client, key) == heir.holder
+    assert data_client.pttl(key) <= 5_000
+    assert heir.renew() is False
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"boot": "another"}, {"boot": ""}, {"namespace": 1}, {"uid": os.getuid() + 1}, {"pid": "one"}, {"pid": 1e400},
+        {"start_ticks": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_of_a_holder_that_cannot_be_seen_the_claim_must_run_out(
+    data_client: redis.Redis, run_keys: RunKeys, elsewhere: dict[str, Any]
+) -> None:
+    key, me = run_keys.claim("learner"), Identity.of(os.getpid())
+    assert me is not None
+    # Given a process that is gone, as far as its pid goes
+    gone = {**asdict(me), "start_ticks": me.start_ticks + 1}
+    data_client.set(key, json.dumps({"token": "t", "holder": "gone", "process": gone}), px=60_000)
+    assert holder_of(data_client, key) is None
+    data_client.set(key, json.dumps({"token": "t", "holder": "elsewhere", "process": gone | elsewhere}), px=60_000)
+    assert holder_of(data_client, key) == "elsewhere"
+    with pytest.raises(ClaimHeld, match="elsewhere"):
+        Claim.take(data_client, key, "me", 5.0)
