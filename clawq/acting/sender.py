@@ -39,7 +39,7 @@ T = TypeVar("T")
 class OpenSink(FragmentSink, Protocol):
     """A sink that holds a claim until it is closed."""
 
-    def close(self) -> None: ...
+    def close(self, all_sent: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class Sender:
         self._changed = threading.Event()
         self._view = View()
         self._away = self._hurried = False
+        #: Whether a fragment was taken from the outbox, and not sent.
+        self._stranded = False
         #: How long sending waited because Redis was out of memory (`full`) or not there (`away`).
         self.waited_s = {"full": 0.0, "away": 0.0}
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -127,13 +129,16 @@ class Sender:
         return self._idle.wait(timeout_s) and not len(self._outbox) and self._view.ended is None
 
     def close(self) -> None:
-        """Stop the thread and give the slot back. Idempotent; what was not sent is lost."""
+        """Stop the thread and give the slot back. Idempotent; what was not sent is lost, and counted by the sink."""
         self._stop.set()
         self._outbox.interrupt()
         if self._thread.ident is not None:
             self._thread.join(timeout=10.0)
         try:
-            self._sink.close()
+            control = self._view.control
+            over = control is not None and control.stop
+            # What a run that is over does not want any more is not lost.
+            self._sink.close(all_sent=over or not (len(self._outbox) or self._stranded or self._view.failure))
         except (StoreUnavailable, StoreFull, ClaimLost):
             log.info("the claim of the slot was not given back; it ends by itself")
 
@@ -164,6 +169,7 @@ class Sender:
         sent = self._try(lambda: self._sink.send(*self._stamped(parcel.fragment)))
         if sent:
             self._books.sent(parcel.fragment)
+        self._stranded = not sent
 
     def _stamped(self, fragment: Fragment) -> tuple[int, bytes | bytearray]:
         stamped = self._books.stamp(fragment)

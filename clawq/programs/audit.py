@@ -62,7 +62,7 @@ def audit_live(data: Any, keys: RunKeys, reader: str = LEARNER, settling_s: floa
         positions, sums = books.read() or ({}, {})
         view = books.look(positions)
         if sums and reader == LEARNER:
-            sums["lost_unacked"] = Board(data, keys).read().get("lost_unacked", 0.0)
+            sums["lost_unacked"] = _lost_unacked(data, keys)
         elif sums:
             optional = any(one.name == reader and not one.required for one in Readers(data, keys).list())
             positions, sums = with_untold(positions, sums, trimmed_upto(data, keys), view, optional)
@@ -70,6 +70,12 @@ def audit_live(data: Any, keys: RunKeys, reader: str = LEARNER, settling_s: floa
         if not found.problems() or time.monotonic() >= deadline:
             return found
         time.sleep(LOOK_S)
+
+
+def _lost_unacked(data: Any, keys: RunKeys) -> float:
+    """The bound of what actors took with them unsent, as of the learner's last look."""
+    found = Board(data, keys).pick(["lost_unacked"]).get("lost_unacked")
+    return found if isinstance(found, float | int) else 0.0
 
 
 def with_untold(
@@ -124,7 +130,9 @@ def audit_checkpoint(data: Any, keys: RunKeys, folder: Path) -> Balance | None:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointInvalid(f"{checkpoint.path} holds no ledger that can be read: {error}") from error
     positions, sums = positions_of(ledger.places), ledger.sums
-    seen = Books(data, keys).look(positions) if data is not None else None
+    seen = None
+    if data is not None:
+        seen, sums["lost_unacked"] = Books(data, keys).look(positions), _lost_unacked(data, keys)
     where = "" if data is not None else "; its streams are gone"
     return balance(LEARNER, f"as of the checkpoint {checkpoint.path.name}{where}", positions, seen, sums)
 

@@ -96,8 +96,10 @@ class Gauges:
     def _books(self, failures: Mapping[str, int]) -> Metrics:
         """What became of everything that actors made: nothing is missing without a name."""
         counts = self._parts.consumer.counts
-        # The bound of what a kill may cost: its outbox, the fragment in flight and the one being built.
-        most_lost = failures["actor"] * (self._parts.config.actors.outbox_fragments + UNSENT_FRAGMENTS)
+        # The bound of what a kill may cost: its outbox, the fragment in flight and the one being built. A server that
+        # lost its memory knows nothing of who was killed before; then there are at least the failures that were told.
+        lost = max(self._parts.link.lost_lives, failures["actor"])
+        most_lost = lost * (self._parts.config.actors.outbox_fragments + UNSENT_FRAGMENTS)
         missing = {
             "refused": counts.refused_steps,
             "unaccounted": counts.unaccounted_steps,

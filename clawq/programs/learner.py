@@ -64,6 +64,7 @@ from clawq.transport.client import max_memory_bytes, memory_bytes, memory_left_b
 from clawq.transport.control import Board, ControlRecord, Events, Heartbeats, Orders, PaceRecord
 from clawq.transport.dead_letters import DeadLetters
 from clawq.transport.keys import LEARNER
+from clawq.transport.lives import LostLives
 from clawq.transport.outstanding import Outstanding
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
@@ -244,6 +245,7 @@ def put_together(
         pace=PaceRecord(data, keys, session.record.created_ms),
         archiver=archiver,
         books=Books(data, session.streams, reader.name),
+        lives=LostLives(data, session.streams),
     )
     desired = Control(head=0, stop=False, window_bytes=config.redis.window_bytes, config_epoch=1)
     link = Link(wires, desired, budget, session.after, first_window(run))

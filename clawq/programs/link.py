@@ -26,6 +26,7 @@ from clawq.transport.books import Books, Position
 from clawq.transport.claims import Claim
 from clawq.transport.control import Board, ControlRecord, Event, Events, Heartbeats, Orders, PaceRecord
 from clawq.transport.keys import ARCHIVE
+from clawq.transport.lives import LostLives
 from clawq.transport.readers import StreamReader
 from clawq.transport.stream import parse_id
 from clawq.transport.weights import WeightsPublisher
@@ -70,6 +71,7 @@ class Wires:
     archiver: Archiver | None = None
     books: Books | None = None
     pace: PaceRecord | None = None
+    lives: LostLives | None = None
 
 
 class Link:
@@ -111,6 +113,8 @@ class Link:
         self._notices: deque[tuple[str, dict[str, Any]]] = deque(maxlen=EVENTS_HELD)
         self._figures: dict[str, float] = {}
         self._shortened = 0
+        #: Actors that ended without a word, on this data server and on those before it.
+        self.lost_lives = self._lost_before = 0
         self._swept_s = 0.0
         #: Gives the reader's positions and sums, to be published; None = they are not.
         self.books: Callable[[], tuple[Mapping[str, Position], Mapping[str, Any]]] | None = None
@@ -260,6 +264,7 @@ class Link:
             self._restore()
         if self._wires.reader.server_changed():
             log.warning("the data Redis was restarted; control record and weights are written again")
+            self._lost_before = self.lost_lives
             self._restore()
         self._tell_shortened()
         self._fit_window()
@@ -389,6 +394,8 @@ class Link:
         self._mend_control()
         beats = self._wires.heartbeats.prune()
         readers = self._wires.upkeep.look(self.window_bytes)
+        if self._wires.lives is not None:
+            self.lost_lives = self._lost_before + self._wires.lives.count()
         with self._lock:
             self._figures = {
                 **readers,

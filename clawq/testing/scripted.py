@@ -104,6 +104,8 @@ class ScriptedSink:
         self.poll_faults: list[ClawqError] = []
         self.unread = 0
         self.closed = 0
+        #: Whether it was given back with everything sent.
+        self.all_sent = False
         self.arrived = threading.Condition()
 
     def send(self, seq: int, payload: bytes | bytearray | memoryview) -> Control | None:
@@ -125,9 +127,10 @@ class ScriptedSink:
         """What was set."""
         return self.unread
 
-    def close(self) -> None:
+    def close(self, all_sent: bool = False) -> None:
         """Count."""
         self.closed += 1
+        self.all_sent = self.all_sent or all_sent
 
     def wait_for(self, count: int, timeout_s: float = 5.0) -> bool:
         """Wait until so many entries are there."""

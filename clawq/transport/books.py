@@ -22,8 +22,7 @@ from clawq.places import Place
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.discovery import parse_registrations
 from clawq.transport.keys import LEARNER, RunKeys
-from clawq.transport.stream import parse_count
-from clawq.transport.texts import parse_cursor, readable
+from clawq.transport.texts import parse_count, parse_cursor, readable
 
 #: Field of a ledger's hash that is no slot: the reader's sums.
 _SUMS = "@sums"

@@ -9,8 +9,8 @@ from clawq.core import OVER, Stream
 from clawq.transport.client import translated
 from clawq.transport.keys import NAME_PATTERN, RunKeys
 from clawq.transport.retained import EntryId
-from clawq.transport.stream import parse_count, parse_registration, parse_trimmed
-from clawq.transport.texts import readable
+from clawq.transport.stream import parse_registration, parse_trimmed
+from clawq.transport.texts import parse_count, readable
 
 _INTERVAL_S = 0.5
 

@@ -12,16 +12,17 @@ Data server (volatile, `noeviction`), below `clawq:{<tag>}:`
 |                      |        | serial and seal                  |                          |                     |
 | `s:<slot>`           | stream | fragments, ids `<epoch>-<seq>`,  | byte budget of the run   | actor, readers      |
 |                      |        | each with its ordinal            |                          |                     |
-| `slots`              | hash   | slot -> JSON of its writer and   | number of slots; swept   | actors, readers     |
-|                      |        | of when its stream began         |                          |                     |
+| `slots`              | hash   | slot -> JSON of its writer, of   | number of slots; swept   | actors, readers     |
+|                      |        | when its stream began, and of    |                          |                     |
+|                      |        | actors that ended without a word |                          |                     |
 | `trimmed`            | hash   | slot -> last id and ordinal that | live slots, and the      | learner, actors     |
 |                      |        | was trimmed                      | newest 1024 swept        | and readers         |
 | `readers`            | hash   | reader -> JSON: role, since when | 32 readers               | readers, learner    |
 | `cursors:<reader>`   | hash   | slot -> last id taken over       | number of slots; swept   | reader, actors      |
 | `kept:<reader>`      | hash   | slot -> last id checkpointed     | number of slots; swept   | reader, learner     |
 | `ledger:<reader>`    | hash   | slot -> settled, id, gap; sums   | number of slots; swept   | reader, CLI         |
-| `swept`              | hash   | entries of all swept streams,    | 2 fields                 | learner, readers    |
-|                      |        | and the largest epoch in them    |                          | and actors          |
+| `swept`              | hash   | entries and lost actors of all   | 3 fields                 | learner, readers    |
+|                      |        | swept streams, largest epoch     |                          | and actors          |
 | `claim:<what>`       | string | JSON of token and holder         | TTL of the claim         | holder, anybody     |
 | `w:<version>`        | hash   | meta, c0..cn of <= 1 MiB         | newest K and pinned      | learner, actors     |
 | `w:staging:<token>`  | hash   | the same, not yet published      | TTL 10 min; renamed      | learner, nobody     |
@@ -160,7 +161,7 @@ class RunKeys:
 
     @property
     def swept(self) -> str:
-        """Hash: `entries` acknowledged in all streams that were swept away, and the largest `epoch` of any."""
+        """Hash of all streams that were swept away: `entries` acknowledged, actors `lost`, and the largest `epoch`."""
         return self.prefix + "swept"
 
     def claim(self, what: str) -> str:

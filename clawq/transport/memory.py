@@ -196,8 +196,8 @@ class MemorySink:
         known = (readers.get(name) for name in self._transport.required())
         return [one.taken.get(self._slot, _START) if one else _START for one in known]
 
-    def close(self) -> None:
-        """Give the slot back. Idempotent."""
+    def close(self, all_sent: bool = False) -> None:
+        """Give the slot back. Idempotent; here nobody counts what was left unsent."""
         with self._transport._changed:
             if self._stream.holder is self:
                 self._stream.holder = None

@@ -16,6 +16,7 @@ claim lapsed, which means that the server came back empty or that we were stoppe
 What it does not do: wait, retry or drop. That is for the outbox.
 """
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from clawq.errors import (
     ClaimLost,
     FragmentTooLarge,
     RecordUnreadable,
+    StoreFull,
     StoreUnavailable,
     StreamRejected,
     TransportError,
@@ -37,8 +39,9 @@ from clawq.transport.claims import Claim
 from clawq.transport.client import describe, translate, translated
 from clawq.transport.codec import MAX_FRAGMENT_BYTES
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.lives import Lives
 from clawq.transport.signing import CONTROL_FIELDS, ControlSeal
-from clawq.transport.texts import parse_cursor
+from clawq.transport.texts import parse_count, parse_cursor
 
 #: The fields of a stream entry: the encoded fragment, and its ordinal in digits.
 PAYLOAD_FIELD, ORDINAL_FIELD = b"f", b"n"
@@ -73,6 +76,7 @@ class StreamWriter:
         self._unread: deque[tuple[int, int]] = deque()
         self._unread_bytes = 0
         self._closed = False
+        self._facts: dict[str, Any] = {}
         self._seal = ControlSeal(keys.tag)
 
     @classmethod
@@ -106,13 +110,17 @@ class StreamWriter:
                 previous = client.hget(keys.slots, slot)
                 # A stream is taken away together with its slot's registration, so that tells when it began.
                 incarnation, stream = _next_incarnation(previous), _stream_of(previous) or Stream(epoch, written)
+                # The caller itself, under its last epoch, has lost nothing.
+                before = Lives.of(previous)
+                lost = before.lost_if(living=before.epoch == after_epoch)
                 facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation, **stream._asdict()}
+                facts |= {"lost": lost, "open": True}
                 client.hset(keys.slots, slot, json.dumps(facts))
         except BaseException:
             _release_quietly(claim)
             raise
         writer = cls(client, keys, slot, claim, epoch, written)
-        writer.incarnation = incarnation
+        writer.incarnation, writer._facts = incarnation, facts
         return writer
 
     @property
@@ -167,8 +175,16 @@ class StreamWriter:
         """Bytes sent by this epoch that the slowest required reader had not taken over at the last send or poll."""
         return self._unread_bytes
 
-    def close(self) -> None:
-        """Give the slot back. Idempotent; a server that is away is left to let the claim run out."""
+    def close(self, all_sent: bool = False) -> None:
+        """Give the slot back. Idempotent; a server that is away is left to let the claim run out.
+
+        Args:
+            all_sent: whoever wrote here leaves nothing unsent, so that nothing need be counted as lost.
+        """
+        if all_sent and not self._closed:
+            told = json.dumps({**self._facts, "open": False})
+            with contextlib.suppress(StoreUnavailable, StoreFull, ClaimLost):
+                self._claim.fenced(lambda pipe: pipe.hset(self._keys.slots, self.slot, told))
         self._closed = True
         _release_quietly(self._claim)
 
@@ -270,12 +286,6 @@ def written_before(about: Mapping[str, Any] | None, trimmed: bytes | None) -> in
 def parse_ordinal(text: bytes) -> int:
     """The ordinal in an entry; 0 if there is none, or none that a stream could have come to."""
     return int(text) if text.isdigit() and len(text) <= _ORDINAL_DIGITS else 0
-
-
-def parse_count(text: bytes | None) -> int:
-    """A sum that Redis keeps; 0 if there is none, or if somebody else wrote there."""
-    known = text and len(text) <= _ORDINAL_DIGITS and text.removeprefix(b"-").isdigit()
-    return int(text) if text and known else 0
 
 
 def parse_trimmed(text: bytes | None) -> tuple[tuple[int, int], int]:

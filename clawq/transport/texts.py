@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _WHOLE = re.compile(rb"[0-9]{1,20}")
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+_SUM = re.compile(rb"-?[0-9]{1,18}")
 _SHOWN = 60
 
 
@@ -26,6 +27,11 @@ def parse_whole(text: bytes | None, absent: int = 0) -> int:
     if not _WHOLE.fullmatch(text) or (number := int(text)) >= LARGEST:
         raise ValueError(f"{shown(text)} is no whole number from 0 on")
     return number
+
+
+def parse_count(text: bytes | None) -> int:
+    """A sum that Redis keeps, which may be below zero; 0 if there is none, or if somebody else wrote there."""
+    return int(text) if text and _SUM.fullmatch(text) else 0
 
 
 def parse_cursors(raw: Mapping[bytes, bytes]) -> dict[str, str]:
@@ -70,4 +76,4 @@ def shown(text: object) -> str:
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
-__all__ = ["parse_cursor", "parse_cursors", "parse_whole", "readable", "shown", "unreadable"]
+__all__ = ["parse_count", "parse_cursor", "parse_cursors", "parse_whole", "readable", "shown", "unreadable"]

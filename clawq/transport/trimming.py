@@ -24,18 +24,18 @@ from clawq.errors import StoreFull, StoreUnavailable
 from clawq.transport.claims import watched
 from clawq.transport.client import translated
 from clawq.transport.keys import LEARNER, RunKeys
+from clawq.transport.lives import Lives
 from clawq.transport.registry import Readers
 from clawq.transport.retained import EntryId, Retained, slowest
 from clawq.transport.stream import (
     describe_stream,
     id_text,
-    parse_count,
     parse_id,
     parse_ids,
     parse_trimmed,
     written_before,
 )
-from clawq.transport.texts import readable
+from clawq.transport.texts import parse_count, readable
 
 #: What is noted of a swept stream if this Redis does not count: the sum is below zero from then on.
 UNCOUNTED = -(2**53)
@@ -151,12 +151,14 @@ class Trimming:
             written = written_before(about, known)
             last = bytes(about["last-generated-id"]).decode() if about else id_text(parse_trimmed(known)[0])
             added = about.get("entries-added", UNCOUNTED) if about else 0
+            lost = Lives.of(pipe.hget(self._keys.slots, slot)).lost_if(living=False)
             newest = max(parse_count(pipe.hget(self._keys.swept, "epoch")), parse_id(last)[0])
             pipe.multi()
             pipe.unlink(stream)
             # What Redis itself had counted goes on counting, for the ledger; later epochs are above this one.
             pipe.hincrby(self._keys.swept, "entries", int(added))
             pipe.hset(self._keys.swept, "epoch", newest)
+            pipe.hincrby(self._keys.swept, "lost", lost)
             pipe.hdel(self._keys.slots, slot)
             if written:
                 # Readers that come late, and the slot's next writer, go on counting from here.

@@ -50,7 +50,7 @@ class Everything:
         """All is read."""
         return 0
 
-    def close(self) -> None:
+    def close(self, all_sent: bool = False) -> None:
         """Nothing to give back."""
 
     def take_actions(self) -> FloatArray:

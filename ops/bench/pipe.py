@@ -56,7 +56,7 @@ class Line:
         """Not needed by an actor."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, all_sent: bool = False) -> None:
         """The socket ends with the process."""
 
     def _ask(self, kind: bytes, number: int, payload: Any) -> Control | None:

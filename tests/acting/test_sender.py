@@ -209,7 +209,26 @@ def test_closing_twice_is_fine_and_gives_the_slot_back(desk: Desk) -> None:
     desk.sender.close()
     desk.sender.close()
     assert desk.first.closed >= 1
+    assert desk.first.all_sent
     assert not any(thread.name == "sender" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("waiting", "stop", "all_sent"), [(1, False, False), (3, False, False), (3, True, True)])
+def test_what_is_left_unsent_is_said_unless_the_run_is_over(
+    desk: Desk, waiting: int, stop: bool, all_sent: bool
+) -> None:
+    desk.sender.start()
+    desk.put(1)
+    assert desk.sender.drain(5.0)
+    # One of them is in flight, the others are in the outbox
+    assert desk.first.control is not None
+    desk.first.control = replace(desk.first.control, stop=stop)
+    desk.until(lambda: desk.sender.view.control == desk.first.control)
+    desk.first.faults = [StoreUnavailable("away")] * 100_000
+    desk.put(waiting)
+    desk.until(lambda: len(desk.outbox) == waiting - 1)
+    desk.sender.close()
+    assert desk.first.all_sent is all_sent
 
 
 def test_closing_does_not_wait_for_a_redis_that_is_away(desk: Desk) -> None:

@@ -15,8 +15,11 @@ from clawq_process import Command
 from cluster import POINT, Cluster
 
 from clawq.cli.tune import ask
+from clawq.config import RunConfig
 from clawq.errors import ClawqError
+from clawq.programs.audit import audit
 from clawq.programs.checkpoint import Checkpoints
+from clawq.programs.gauges import UNSENT_FRAGMENTS
 from clawq.transport.codec import peek_meta
 from clawq.transport.server import EmbeddedRedis
 from clawq.types import FragmentMeta
@@ -59,7 +62,7 @@ def test_workers_may_start_before_and_after_the_learner_and_leave_at_any_time(
     first = cluster.worker("first")
     learner = cluster.learner("r1", "budget={}")
     eventually(lambda: cluster.number("r1", "updates") > 20, "updates with the first worker", 60)
-    cluster.worker("second")
+    second = cluster.worker("second")
     eventually(lambda: cluster.number("r1", "workers") == 2, "the second worker is seen", 30)
     # When one actor is killed, its slot works again within 25 s
     [actor] = [p for p in first.tree() if "clawq.programs.actor" in p.cmdline()]
@@ -72,8 +75,18 @@ def test_workers_may_start_before_and_after_the_learner_and_leave_at_any_time(
     assert first.stop(signal.SIGTERM)[0] == 0
     updates = cluster.number("r1", "updates")
     eventually(lambda: cluster.number("r1", "updates") > updates + 50, "updates with the second worker", 60)
+    # When the second is killed as a whole, what it may have had unsent is counted beside that of the killed actor
+    bound = RunConfig.model_validate(cluster.record("r1").config).actors.outbox_fragments + UNSENT_FRAGMENTS
+    assert cluster.number("r1", "lost_unacked") == bound
+    second.kill_tree()
+    eventually(lambda: cluster.number("r1", "lost_unacked") == 2 * bound, "the bound of what it took with it", 20)
+    assert f"at most {2 * bound} unsent fragments" in cluster.home.call("log", "ledger", "r1").output
     # And `clawq learner stop` ends the learner in order, and every fragment is accounted for, those of the killed too
+    keys = cluster.keys("r1")
     counts = cluster.stop("r1")
+    left = audit(cluster.data, keys, cluster.home.runs / "r1")
+    assert left is not None
+    assert left.sums["lost_unacked"] == 2 * bound
     assert counts["duplicates"] == counts["gap_fragments"] == counts["unaccounted_steps"] == 0
     assert counts["rejected"] == {}
     assert learner.wait(15) == 0, learner.output

@@ -129,7 +129,7 @@ def test_slots_that_are_gone_are_one_row_for_every_reader_and_one_that_comes_bac
     for name in ("learner", "late"):
         assert row(run.balance(name), "w7") == (4, 3, 1, 0)
     # What is kept and published is bounded by the slots that are there
-    assert run.data.hlen(run.keys.swept) == 2
+    assert run.data.hlen(run.keys.swept) == 3
     for name in ("learner", "late"):
         assert sorted(run.data.hkeys(run.keys.ledger(name))) == [b"@sums", b"w7"]
         assert run.data.hkeys(run.keys.kept(name)) == run.data.hkeys(run.keys.cursors(name)) == [b"w7"]

@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from holding import held_until_killed
 
 from clawq.errors import ClaimHeld, ClaimLost, StoreUnavailable
 from clawq.procfs import Identity
@@ -101,35 +100,15 @@ def test_claims_of_a_server_that_is_away_say_so(own_servers: EmbeddedRedis, run_
     client.close()
 
 
-#: Takes a claim and says so, then waits to be ended.
-HOLDING = """
-import sys
-from clawq.procfs import Identity
-from clawq.transport.claims import Claim, holder_of
-from clawq.transport.client import connect
-url, key = sys.argv[1:]
-Claim.take(connect(url), key, "one that is killed", 600.0)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def killed_holder(data_url: str, key: str) -> None:
-    """A process takes the claim, and is killed."""
-    words = [sys.executable, "-c", HOLDING, data_url, key]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        with pytest.raises(ClaimHeld, match="one that is killed"):
-            Claim.take(connect(data_url), key, "too early", 5.0)
-        process.kill()
-
-
 def test_the_claim_of_a_process_of_this_machine_that_has_ended_is_free_at_once_for_one(
     redis_servers: EmbeddedRedis, data_client: redis.Redis, run_keys: RunKeys
 ) -> None:
     key = run_keys.claim("learner")
-    killed_holder(redis_servers.data_url, key)
+    with (
+        held_until_killed(redis_servers.data_url, run_keys.tag, "learner"),
+        pytest.raises(ClaimHeld, match="one that is killed"),
+    ):
+        Claim.take(data_client, key, "too early", 5.0)
     assert holder_of(data_client, key) is None
     assert data_client.pttl(key) > 500_000
     # When several want it at once

@@ -1,0 +1,81 @@
+"""Actors that ended without a word: each took with it what it had not sent, and nobody can tell what that was.
+
+A slot's registration says that its actor is at work (`open`) until that gives the slot back with everything sent. One
+that was killed, alone, with its worker or with its machine, leaves it so. Whoever finds that counts one life more: the
+slot's next actor and the sweep that takes the registration away for good, a look as soon as the claim is free.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import redis
+
+from clawq.json_text import is_whole, parse_object
+from clawq.transport.claims import is_free
+from clawq.transport.client import translated
+from clawq.transport.keys import NAME_PATTERN, RunKeys
+from clawq.transport.texts import parse_count
+
+#: Of one slot no more are believed: registrations are written by workers.
+_MOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """What a slot's registration says of its actors.
+
+    Attributes:
+        epoch: of the last one.
+        lost: how many before it ended without a word.
+        open: whether it has not said yet that it gave the slot back.
+    """
+
+    epoch: int = 0
+    lost: int = 0
+    open: bool = False
+
+    @classmethod
+    def of(cls, registration: bytes | str | None) -> Self:
+        """From its text; nothing, if there is none or if somebody else wrote there."""
+        try:
+            facts: Any = parse_object(registration or b"{}")
+        except ValueError:
+            return cls()
+        epoch, lost = facts.get("epoch"), facts.get("lost")
+        if not (is_whole(epoch) and is_whole(lost)):
+            return cls()
+        return cls(epoch, min(lost, _MOST), facts.get("open") is True)
+
+    def lost_if(self, *, living: bool) -> int:
+        """How many are lost, if the last one lives, or if it does not."""
+        return self.lost + (self.open and not living)
+
+
+class LostLives:
+    """Counts them over all slots of a run, those that were swept away too, since the server began.
+
+    Args:
+        client: of the data server.
+        keys: of the run.
+    """
+
+    def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
+        self._client: Any = client
+        self._keys = keys
+
+    def count(self) -> int:
+        """How many actors ended without a word."""
+        pipe = self._client.pipeline(transaction=True)
+        pipe.hgetall(self._keys.slots)
+        pipe.hget(self._keys.swept, "lost")
+        with translated(self._client):
+            raw, swept = pipe.execute()
+            found = {slot.decode(errors="replace"): Lives.of(text) for slot, text in raw.items()}
+            at_work = [slot for slot, lives in found.items() if lives.open and NAME_PATTERN.fullmatch(slot)]
+            claims = [self._keys.claim(f"slot:{slot}") for slot in at_work]
+            holders = self._client.mget(claims) if claims else []
+        living = {slot for slot, holder in zip(at_work, holders, strict=True) if not is_free(holder)}
+        return max(0, parse_count(swept)) + sum(lives.lost_if(living=slot in living) for slot, lives in found.items())
+
+
+__all__ = ["Lives", "LostLives"]
