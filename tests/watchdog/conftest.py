@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clawq_process import Clawq
 
 from clawq.procfs import Identity
 from clawq.registry import TAG_VARIABLE, Record, Registration, Registry
@@ -75,6 +76,14 @@ def kennel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kennel]:
     kennel = Kennel(tmp_path)
     yield kennel
     kennel.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Clawq]:
+    """Starts commands, in the same state folder as the kennel."""
+    home = Clawq(tmp_path)
+    yield home
+    home.close()
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
 Alive = Callable[[int], bool]
 Eventually = Callable[..., None]
 IDLE = "mine.moved('step'); print('ready', flush=True); time.sleep(600)"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Clawq]:
-    home = Clawq(tmp_path)
-    yield home
-    home.close()
 
 
 def test_explain_says_what_is_known_which_rule_would_apply_and_why(kennel: "Kennel", quick: Policy) -> None:

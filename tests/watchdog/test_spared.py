@@ -3,9 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
 Alive = Callable[[int], bool]
 Eventually = Callable[..., None]
 BUSY = "print('ready', flush=True)\nwhile True:\n    mine.moved('step'); time.sleep(0.01)"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Clawq]:
-    """Of the same state folder as the kennel."""
-    home = Clawq(tmp_path)
-    yield home
-    home.close()
 
 
 def rounds_of(registry: Registry) -> int:
