@@ -70,11 +70,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def subnormal_numbers() -> Iterator[None]:
-    """A test that ran one of our programs in this process leaves the next one with all floating-point numbers."""
-    yield
+def plain_torch() -> None:
+    """Every test begins with all floating-point numbers, whatever ran in this process before, and with one thread.
+
+    Nothing here is large enough for two, and two wait for one another at every step where other processes have work.
+    """
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

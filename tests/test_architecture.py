@@ -37,6 +37,7 @@ LIGHT = {
     "clawq.algorithms.td3": ("torch", "redis", "celery", "gymnasium"),
     "clawq.control.app": ("torch", "gymnasium", "mujoco"),
     "clawq.control.tasks": ("torch", "gymnasium", "mujoco"),
+    "clawq.programs.audit": ("torch", "celery", "gymnasium"),
     "clawq.programs.probe": ("torch", "redis", "celery", "gymnasium"),
     "clawq_hands": ("torch", "redis", "celery", "gymnasium", "mujoco"),
 }

@@ -12,13 +12,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clawq.errors import CheckpointInvalid, TransportError, UserError
 from clawq.programs.balance import Balance, balance, split
 from clawq.programs.damaged import damaged, read_object
 from clawq.programs.run import write_json
-from clawq.replay.consumer import Consumer
 from clawq.replay.ledger import Ledger
 from clawq.transport.books import Books, Position, View, positions_of
 from clawq.transport.claims import holder_of
@@ -28,6 +27,9 @@ from clawq.transport.keys import LEARNER, RunKeys
 from clawq.transport.registry import Readers
 from clawq.transport.stream import parse_id
 from clawq.transport.trimming import trimmed_upto
+
+if TYPE_CHECKING:
+    from clawq.replay.consumer import Consumer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ UNPUBLISHED = "which publishes no ledger"
 SETTLING_S, LOOK_S = 8.0, 0.25
 
 
-def published(consumer: Consumer) -> tuple[dict[str, Position], dict[str, Any]]:
+def published(consumer: "Consumer") -> tuple[dict[str, Position], dict[str, Any]]:
     """(positions, sums) of a consumer, as they are published."""
     sums, places = consumer.books
     return positions_of(places), sums
@@ -202,7 +204,7 @@ def keep(
     data: Any,
     keys: RunKeys,
     folder: Path,
-    consumer: Consumer,
+    consumer: "Consumer",
     lost_unacked: float,
     reader: str = LEARNER,
     finished: bool = False,

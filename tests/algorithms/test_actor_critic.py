@@ -16,8 +16,6 @@ from clawq.core import Algorithm, AlgorithmPlugin, Batch, Policy
 from clawq.errors import CheckpointInvalid, NonFiniteUpdate
 from clawq.testing.point import PointEnv, PointOptions
 
-torch.set_num_threads(1)  # nothing here is large enough for two
-
 
 @pytest.fixture(params=sorted(KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:

@@ -15,8 +15,6 @@ from clawq.algorithms.sac_learner import Sac
 from clawq.core import Batch
 from clawq.errors import NonFiniteUpdate
 
-torch.set_num_threads(1)  # nothing here is large enough for two
-
 
 def make_sac(options: SacOptions | None = None, seed: int = 0) -> Sac:
     made: Sac = KINDS["sac"].make(options, seed)

@@ -15,8 +15,6 @@ from clawq.algorithms.td3_learner import Td3
 from clawq.core import Batch
 from clawq.errors import NonFiniteUpdate
 
-torch.set_num_threads(1)  # nothing here is large enough for two
-
 
 def make_td3(options: Td3Options | None = None, seed: int = 0) -> Td3:
     made: Td3 = KINDS["td3"].make(options, seed)

@@ -120,11 +120,6 @@ def vandalise(home: Clawq, eventually: Eventually, rounds: int) -> None:
         client.close()
 
 
-@pytest.mark.timeout(180)
-def test_F9_F10_F11_garbage_everywhere_ends_nothing_and_training_goes_on(clawq: Clawq, eventually: Eventually) -> None:
-    vandalise(clawq, eventually, rounds=1)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_F9_F10_F11_forty_rounds_of_garbage_end_nothing(clawq: Clawq, eventually: Eventually) -> None:

@@ -105,6 +105,7 @@ def test_a_second_learner_of_a_run_is_refused_while_the_first_lives(cluster: Tow
     assert first.status is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
@@ -215,6 +216,7 @@ def test_redis_stalled_for_20_s_all_goes_on(cluster: Town, eventually: Eventuall
     assert counts["gap_fragments"] == counts["unaccounted_steps"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_bad_entries_are_counted_by_reason_and_training_goes_on(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("w")
@@ -270,6 +272,7 @@ def test_a_disk_that_refuses_a_checkpoint_is_told_and_training_goes_on(cluster: 
     assert list(checkpoints.with_name("moved").glob("*.ckpt"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_two_runs_on_one_pool_do_not_mix(cluster: Town, eventually: Eventually) -> None:
     cluster.worker("pool", slots=2)

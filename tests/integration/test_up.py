@@ -191,6 +191,7 @@ def test_a_mistake_is_told_in_one_paragraph_without_a_traceback(
     assert not list((clawq.folder / "state").glob("redis*.json"))
 
 
+@pytest.mark.learning
 @pytest.mark.timeout(150)
 def test_fetch_reach_is_learned_within_a_minute(clawq: Clawq) -> None:
     up = clawq.up("fetch_reach.yaml", "f1", "record.animation=false")

@@ -105,11 +105,13 @@ class ActorUnderTest:
         ours.settimeout(30.0)
         self.sock, self.lines = ours, ours.makefile("r")
         self.phases: list[str] = []
+        self.leases = 0
 
     def tell(self, **message: Any) -> None:
         self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def lease(self, run: dict[str, Any], seconds: float, slot: str = "host-w-0") -> None:
+        self.leases += 1
         self.tell(op="lease", run=run, slot=slot, worker="host/w", data_url=self.data_url, seconds=seconds)
 
     def next(self, *events: str, phase: str | None = None) -> dict[str, Any]:
@@ -118,6 +120,7 @@ class ActorUnderTest:
             message: dict[str, Any] = json.loads(line)
             if message["event"] == "progress":
                 self.phases.append(message["phase"])
+            self.leases -= message["event"] in ("done", "failed")
             if message["event"] in events and phase in (None, message.get("phase")):
                 return message
             assert message["event"] in ("ready", "progress"), message
@@ -150,6 +153,27 @@ def start_actor(tmp_path: Path) -> Iterator[Callable[[str], ActorUnderTest]]:
     yield start
     for actor in started:
         actor.close()
+
+
+@pytest.fixture(scope="module")
+def idle_actors() -> Iterator[list[ActorUnderTest]]:
+    """At most one, for `idle_actor`."""
+    kept: list[ActorUnderTest] = []
+    yield kept
+    for actor in kept:
+        actor.close()
+
+
+@pytest.fixture
+def idle_actor(
+    idle_actors: list[ActorUnderTest], redis_servers: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ActorUnderTest]:
+    """One that may have had leases of other runs before, as on any worker; to start one takes long."""
+    if not idle_actors:
+        idle_actors.append(ActorUnderTest(redis_servers.data_url, tmp_path_factory.mktemp("idle") / "actor.log"))
+    yield idle_actors[0]
+    if idle_actors[0].leases:
+        idle_actors.pop().close()
 
 
 @pytest.fixture
@@ -185,28 +209,14 @@ def test_ready_comes_before_the_heavy_imports(run: Run, actor: ActorUnderTest) -
     assert time.monotonic() - started_s < 5.0
 
 
-def test_trained_weights_are_taken_over_between_fragments(
-    run: Run, actor: ActorUnderTest, eventually: Eventually
-) -> None:
-    run.begin()
-    actor.lease(run.described(), 30.0)
-    eventually(lambda: run.fragments(), "fragments under version 1", 20)
-    run.publish(2, updates=100)
-    eventually(lambda: run.fragments()[-1].meta.weights_version == 2, "fragments under version 2", 30)
-    actor.tell(op="end")
-    report = actor.next("done")["report"]
-    assert report["reason"] == "ended"
-    assert [f.meta.weights_version for f in run.fragments()] == sorted(f.meta.weights_version for f in run.seen)
-
-
 def test_C19_once_published_a_constant_action_is_what_the_next_fragments_hold_under_its_version(
-    data_client: redis.Redis, run_keys: RunKeys, actor: ActorUnderTest, eventually: Eventually
+    data_client: redis.Redis, run_keys: RunKeys, idle_actor: ActorUnderTest, eventually: Eventually
 ) -> None:
     # Given fragments that are long enough for weights to come in the middle of one
     noise = {"noise_min": 0.0, "noise_max": 0.0}
     run = Run(data_client, run_keys, exploration=noise, actors={"fragment_s": 0.4})
     run.begin()
-    actor.lease(run.described(), 60.0)
+    idle_actor.lease(run.described(), 60.0)
     eventually(lambda: run.fragments(), "fragments under version 1", 20)
     # And weights 2 and 3, under which every observation leads to one action, another for each
     bias = {2: np.arctanh(np.array([0.25, -0.5], np.float32)), 3: np.arctanh(np.array([-0.75, 0.125], np.float32))}
@@ -217,11 +227,13 @@ def test_C19_once_published_a_constant_action_is_what_the_next_fragments_hold_un
         arrays["normaliser.var"][:] = 1.0
         run.publisher.publish(arrays, version, updates=100 * version)
         eventually(lambda: run.fragments()[-1].meta.weights_version == version, f"version {version}", 30)  # noqa: B023
-    actor.tell(op="end")
-    actor.next("done")
+    idle_actor.tell(op="end")
+    assert idle_actor.next("done")["report"]["reason"] == "ended"
     # Then each fragment holds the action of the version that it names in every row, and nowhere another version's
     fragments = run.fragments()
-    assert {fragment.meta.weights_version for fragment in fragments} == {1, 2, 3}
+    versions = [fragment.meta.weights_version for fragment in fragments]
+    assert versions == sorted(versions)
+    assert set(versions) == {1, 2, 3}
     for fragment in fragments:
         for version, last_bias in bias.items():
             rows = np.isclose(fragment.action, np.tanh(last_bias), atol=1e-6).all(axis=-1)
@@ -268,29 +280,29 @@ def test_C20_an_actor_acts_exactly_as_the_published_bytes_of_the_version_that_it
 
 
 def test_an_actor_waits_for_the_control_record_and_ends_with_the_run(
-    run: Run, actor: ActorUnderTest, eventually: Eventually
+    run: Run, idle_actor: ActorUnderTest, eventually: Eventually
 ) -> None:
-    actor.lease(run.described(), 30.0)
-    actor.next("progress", phase="wait")
+    idle_actor.lease(run.described(), 30.0)
+    idle_actor.next("progress", phase="wait")
     assert run.fragments() == []
     run.begin()
     eventually(lambda: run.fragments(), "fragments", 20)
     run.control.request_stop()
-    assert actor.next("done")["report"]["reason"] == "run_stopped"
+    assert idle_actor.next("done")["report"]["reason"] == "run_stopped"
     # The slot is free again at once.
     StreamWriter.open(run.client, run.keys, "host-w-0", "next", 1.0).close()
 
 
 def test_a_lease_of_another_run_builds_anew(
-    run: Run, actor: ActorUnderTest, data_client: redis.Redis, eventually: Eventually
+    run: Run, idle_actor: ActorUnderTest, data_client: redis.Redis, eventually: Eventually
 ) -> None:
     other = Run(data_client, RunKeys(new_tag()))
     run.begin()
     other.begin()
-    actor.lease(run.described(), 2.0)
-    actor.next("done")
-    actor.lease(other.described(), 2.0)
-    actor.next("done")
+    idle_actor.lease(run.described(), 2.0)
+    idle_actor.next("done")
+    idle_actor.lease(other.described(), 2.0)
+    idle_actor.next("done")
     eventually(lambda: run.fragments() and other.fragments(), "fragments of both")
     assert {f.meta.run for f in run.seen} == {run.keys.tag}
     assert {f.meta.run for f in other.seen} == {other.keys.tag}
@@ -345,14 +357,14 @@ def test_an_environment_other_than_the_learners_is_refused(run: Run, actor: Acto
 
 
 def test_a_slot_that_another_actor_takes_ends_the_lease_quietly(
-    run: Run, actor: ActorUnderTest, eventually: Eventually
+    run: Run, idle_actor: ActorUnderTest, eventually: Eventually
 ) -> None:
     run.begin()
-    actor.lease(run.described(), 30.0)
+    idle_actor.lease(run.described(), 30.0)
     eventually(lambda: run.fragments(), "fragments", 20)
     run.client.delete(run.keys.claim("slot:host-w-0"))
     thief = StreamWriter.open(run.client, run.keys, "host-w-0", "thief", 60.0)
-    assert actor.next("done")["report"]["reason"] == "claim_lost"
+    assert idle_actor.next("done")["report"]["reason"] == "claim_lost"
     thief.close()
 
 

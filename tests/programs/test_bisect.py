@@ -36,14 +36,13 @@ def found(recorded: Recorded, limits: Limits | None = None) -> tuple[Verdict, st
 
 
 #: Which of the fragments is the one with absurd rewards.
-CULPRIT = 18
+CULPRIT = 6
 
 
 def poisoned(recorded: Recorded, reward: float) -> None:
     """Record ordinary fragments, one with absurd rewards, and more, and learn from them for ever."""
-    for _ in range(4):
-        recorded.send("a", 2)
-        recorded.send("b", 2)
+    recorded.send("a", 2)
+    recorded.send("b", 2)
     recorded.learn(5)
     recorded.send("a")
     recorded.send("b", reward=reward)
@@ -64,7 +63,7 @@ def test_a_fragment_with_rewards_beyond_all_numbers_is_named_with_its_origin_and
     assert culprit.number == CULPRIT
     assert verdict.confirmed
     for text in (
-        f"culprit: fragment 18, b {epoch}-{seq}",
+        f"culprit: fragment {CULPRIT}, b {epoch}-{seq}",
         "by host/worker",
         "rewards 1e+30 to 1e+30",
         f"clawq log show r1 b {epoch}-{seq}",

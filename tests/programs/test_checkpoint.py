@@ -261,8 +261,9 @@ while True:
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_newest_checkpoint(tmp_path: Path) -> None:
-    for _ in range(3):
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_writer_killed_at_any_moment_leaves_a_whole_newest_checkpoint(tmp_path: Path, kills: int) -> None:
+    for _ in range(kills):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as writer:

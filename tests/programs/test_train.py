@@ -141,7 +141,7 @@ def test_the_ledger_balances_at_any_moment_and_names_what_somebody_took_out_of_a
     trainer = desk.trainer()
     desk.train(trainer, entries=5)
     a.send(2)
-    eventually(lambda: trainer.parts.consumer.staged[0] == 2, "two are read, and not in the ring")
+    desk.read(trainer, 2)
     # Balanced at once; what was settled is published by the link's next turn
     found = audit_live(desk.data, desk.keys, settling_s=0.0)
     assert (found.problems(), found.acknowledged) == ([], 7)
@@ -260,7 +260,7 @@ def test_streams_are_trimmed_only_behind_what_a_checkpoint_on_disk_holds(
     trainer.checkpoint(wait=True)
     eventually(lambda: desk.in_streams() == 0, "trimming")
     a.send(3)
-    eventually(lambda: trainer.parts.consumer.staged[0] == 3, "reading")
+    desk.read(trainer, 3)
     let_the_link_work()
     assert desk.in_streams() == 3
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import redis
-from waiting import Until
+from waiting import Until, wait_for
 
 from clawq.config import RunConfig
 from clawq.config_file import parse_config
@@ -16,6 +16,7 @@ from clawq.programs import learner
 from clawq.programs.run import Run, make_folders
 from clawq.programs.session import Session
 from clawq.programs.train import Trainer
+from clawq.replay.consumer import STAGED_BYTES
 from clawq.spawning.spawner import Spawner
 from clawq.testing.experience import RUN, SPEC, Chances, TrueSlot
 from clawq.transport.claims import Claim
@@ -130,6 +131,15 @@ class Desk:
         parts = trainer.parts
         trainer.train(Until(lambda: parts.consumer.counts.entries >= entries and parts.updater.updates >= updates))
         assert parts.consumer.counts.entries == entries
+
+    def read(self, trainer: Trainer, fragments: int) -> None:
+        """Until so many are read and wait for the learner; it takes none meanwhile, so they must have room.
+
+        (How much a trainer lets the consumer read ahead depends on how fast it was, and so on how busy the machine is.)
+        """
+        consumer = trainer.parts.consumer
+        consumer.hold(STAGED_BYTES)
+        wait_for(lambda: consumer.staged[0] == fragments, f"{fragments} fragments to be read")
 
     def train_on(self, trainer: Trainer, quiet_s: float = 0.3, most: int = 200) -> None:
         """As far as the rate limiter allows: until no update was made for `quiet_s` (or far too many were)."""
