@@ -1,7 +1,8 @@
 """`clawq worker dead ls | show | retry | drop`: what workers have set aside, why, and what shall become of it.
 
 A command that was begun three times and killed its worker each time is not tried any more, and neither is what arrives
-in a queue and is no command. Both are kept on the broker, for whoever looks after the workers.
+in a queue and is no command, or names a task that the worker does not have. All are kept on the broker, for whoever
+looks after the workers.
 """
 
 import json
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 #: How much of the arguments is shown in a list, characters.
 _BRIEF = 60
 #: Reason -> in words.
-_WHY = {"attempts": "begun three times, and no worker lived to see its end", "garbage": "it is no command"}
+_WHY = {
+    "attempts": "begun three times, and no worker lived to see its end",
+    "unknown": "the worker had no such task; give it back once its plugin is installed there",
+    "garbage": "it is no command",
+}
 
 
 @click.group()

@@ -1,8 +1,9 @@
-"""How a worker takes commands off the broker: what is no command, or kills worker after worker, is set aside.
+"""How a worker takes commands off the broker: what it cannot run, or kills worker after worker, is set aside.
 
 `SturdyTransport` is kombu's Redis transport with one difference: an entry of a queue that is no message (garbage, half
-a message) is logged and kept as a dead command (clawq.transport.commands). kombu's own lets the worker die of it, so
-that a handful of such entries would end all workers.
+a message), or names a task that this worker does not have, is logged and kept as a dead command
+(clawq.transport.commands). kombu and Celery let the worker die of the one, so that a handful of such entries would end
+all workers, and throw the other away.
 
 `CountedRequest` is Celery's request with one difference: a command that is acknowledged late is counted when it is
 begun, and set aside after three attempts whose end no worker lived to see. Celery has no bound of its own: a task that
@@ -14,14 +15,15 @@ from functools import cache
 from queue import Empty
 from typing import Any
 
+from celery import current_app
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 from kombu.transport.redis import Channel, Transport
 
 from clawq.control import pool_process
+from clawq.control.messages import parse_message
 from clawq.control.queues import COMMAND_HEADER
 from clawq.errors import TransportError
-from clawq.json_text import parse_json
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands, pack_arguments
 
@@ -45,26 +47,27 @@ class SturdyChannel(Channel):
                 raise Empty
             queue = _text(found[0]).rsplit(channel.sep, 1)[0]
             channel._queue_cycle.rotate(queue)
-            message = self._message(found[1])
-            if message is None:
-                bury("garbage", queue, bytes(found[1]))
-            else:
+            message = self._message(bytes(found[1]), queue)
+            if message is not None:
                 channel.connection._deliver(message, queue)
             return True
         finally:
             channel._in_poll = None
             channel._flush_brpop_reauth()
 
-    def _message(self, raw: bytes) -> Any:
-        """The entry, parsed; None if it is no message that Celery could take."""
-        make: Any = self.Message
+    def _message(self, raw: bytes, queue: str) -> dict[str, Any] | None:
+        """The entry, parsed; None if it was set aside."""
         try:
-            message = parse_json(raw)
-            headers = make(message, channel=self).headers
-            # Celery takes the id of a task for granted.
-            return message if "task" not in headers or isinstance(headers["id"], str) else None
-        except (ValueError, TypeError, LookupError, AttributeError):
+            message, call = parse_message(raw, self)
+        except ValueError:
+            log.error("an entry of queue %s is no command and is set aside: %d bytes, %r", queue, len(raw), raw[:80])
+            bury("garbage", queue, raw)
             return None
+        if call.task not in current_app.tasks:
+            log.error("this worker has no task %r (is its plugin installed?); it is set aside", call.task[:80])
+            bury("unknown", queue, pack_arguments(call.args, call.named), call.task, call.command)
+            return None
+        return message
 
 
 class SturdyTransport(Transport):
@@ -109,11 +112,9 @@ class CountedRequest(Request):  # type: ignore[misc]  # celery has no types
 
 
 def bury(reason: str, queue: str, head: bytes, task: str = "", command: str = "") -> None:
-    """Log and keep what will not be tried (again)."""
+    """Keep what will not be tried (again)."""
     identity = pool_process.identity()
     worker = identity.worker if identity is not None else ""
-    if reason == "garbage":
-        log.error("an entry of queue %s is no command and is set aside: %d bytes, %r", queue, len(head), head[:80])
     _counted(lambda commands: commands.bury(reason, queue, head, worker, task, command))
 
 

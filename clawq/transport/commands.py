@@ -31,7 +31,7 @@ class DeadCommand:
 
     Attributes:
         id: of the entry; larger is later.
-        reason: `attempts` or `garbage`.
+        reason: `attempts`, `unknown` (the worker had no such task) or `garbage`.
         queue: where it was found.
         task: its name, empty for garbage.
         command: its id, empty for garbage.

@@ -108,7 +108,7 @@ def vandalise(home: Clawq, eventually: Eventually, rounds: int) -> None:
         eventually(lambda: newest("updates") > updates + 20, "updates", 60)  # noqa: B023
         eventually(lambda: newest("weights_version") > version, "newer weights", 60)  # noqa: B023
     books = Commands(broker)
-    eventually(lambda: len(books.dead(2000)) >= rounds * (len(GARBAGE) - 1), "what is no command to be set aside", 30)
+    eventually(lambda: len(books.dead(2000)) >= rounds * len(GARBAGE), "what is no command to be set aside", 30)
     assert {command.reason for command in books.dead(2000)} == {"garbage"}
     steps = newest("env_steps")
     eventually(lambda: newest("env_steps") > steps, "experience to arrive", 60)

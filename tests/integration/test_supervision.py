@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from garbage import GARBAGE
+from garbage import GARBAGE, message
 
 from clawq.control.celery_settings import give_back, send_command
 from clawq.control.queues import lease_queue
@@ -36,17 +37,20 @@ def test_F10_a_worker_outlives_garbage_and_comes_back_when_it_is_killed(bench: "
     books = Commands(broker)
     before = {command.id for command in books.dead()}
 
-    # Garbage costs nothing
-    broker.lpush(CELERY_PREFIX + lease_queue(run.run_id), *GARBAGE)
+    # Garbage costs nothing, nor does a task of a plugin that this worker does not have
+    unknown = message("headers.task", "lab.elsewhere")
+    broker.lpush(CELERY_PREFIX + lease_queue(run.run_id), *GARBAGE, unknown)
     bench.wait_for(lambda: not bench.queued(run), "the garbage to be read")
     bench.lease(run, 0.3)
     bench.wait_events(run, "lease", 2)
     assert worker.main() == main
     assert worker.actors() == [actor]
     buried = [command for command in books.dead() if command.id not in before]
-    assert {command.reason for command in buried} == {"garbage"}
+    assert Counter(command.reason for command in buried) == {"garbage": len(GARBAGE), "unknown": 1}
     assert {command.queue for command in buried} == {lease_queue(run.run_id)}
-    assert len(buried) >= len(GARBAGE) - 1, "a message without headers is Celery's to refuse"
+    [(task, arguments)] = [(one.task, one.arguments()) for one in buried if one.reason == "unknown"]
+    assert (task, arguments) == ("lab.elsewhere", ([], {})), "it can be given back"
+    assert "Connection to broker lost" not in worker.text()
 
     # A kill costs the actors and a moment
     main.send_signal(signal.SIGKILL)

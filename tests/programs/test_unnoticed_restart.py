@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clawq.core import Entry
+from clawq.core import Entry, Slots
 from clawq.programs.balance import Balance, balance
 from clawq.replay.staging import Staging
 from clawq.testing.experience import Chances, TrueSlot
@@ -33,7 +33,10 @@ class Following:
         self._handled: set[tuple[int, int]] = set()
         self.reader = StreamReader(client, keys, clock=lambda: self._now_s)
         self.reader.tell_server(self._staging.on_server)
-        self.reader.tell_slots(self._staging.look)
+        self.reader.tell_slots(self._forget)
+
+    def _forget(self, slots: Slots) -> None:
+        self._staging.look(slots)
 
     def look(self) -> None:
         """A second later it looks again, as often as the server is another one."""
