@@ -33,16 +33,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-@pytest.mark.parametrize(
-    "versions",
-    [
-        pytest.param(15, marks=pytest.mark.timeout(150)),
-        pytest.param(120, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_C23_C25_with_workers_ten_times_faster_lag_and_queue_are_bounded_by_pacing_and_nothing_is_wasted(
-    scene: Scene, eventually: Eventually, versions: int
+    scene: Scene, eventually: Eventually
 ) -> None:
+    versions = 120
     scene.start("paced", "staleness.target=4", "staleness.hard=60")
     eventually(lambda: scene.number("paced", "updates") > 100, "updates", 90)
     begun = scene.number("paced", "weights_version")

@@ -1,9 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 import redis
 
 from clawq.errors import TransportError
+from clawq.transport.claims import Claim
 from clawq.transport.client import connect
 from clawq.transport.control import (
     Board,
@@ -15,9 +17,13 @@ from clawq.transport.control import (
     RunRecord,
     RunRegistry,
     delete_run,
+    end_run,
 )
 from clawq.transport.keys import RUNS_KEY, RunKeys, new_tag
+from clawq.transport.readers import StreamReader
 from clawq.transport.server import EmbeddedRedis
+from clawq.transport.stream import StreamWriter
+from clawq.transport.weights import WeightsPublisher
 
 
 def test_runs_are_listed_oldest_first_and_forgotten(own_servers: EmbeddedRedis) -> None:
@@ -39,6 +45,26 @@ def test_runs_are_listed_oldest_first_and_forgotten(own_servers: EmbeddedRedis) 
     registry.remove("b")
     assert registry.list() == [early]
     client.close()
+
+
+def test_of_a_run_that_has_ended_nothing_stays_that_does_not_run_out_by_itself(
+    data_client: redis.Redis, run_keys: RunKeys
+) -> None:
+    claim = Claim.take(data_client, run_keys.claim("learner"), "test", 60.0)
+    ControlRecord(data_client, run_keys).write(stop=False, window_bytes=1, config_epoch=1)
+    WeightsPublisher(data_client, run_keys, claim).publish({"w": np.zeros(3, np.float32)}, 1, 0)
+    Board(data_client, run_keys).write({"updates": 1.0})
+    Events(data_client, run_keys).append("tuned", by="test")
+    writer = StreamWriter.open(data_client, run_keys, "slot-1", "test", 60.0)
+    writer.send(1, b"x")
+    writer.close()
+    StreamReader(data_client, run_keys, "copy", required=True).close()
+    assert any(data_client.ttl(key) == -1 for key in data_client.scan_iter(f"{run_keys.prefix}*"))
+    end_run(data_client, run_keys, claim)
+    left = list(data_client.scan_iter(f"{run_keys.prefix}*"))
+    # Its learner's claim, and the word that it is over
+    assert set(left) == {run_keys.claim("learner").encode(), run_keys.control.encode()}
+    assert all(data_client.ttl(key) > 0 for key in left)
 
 
 def test_a_run_record_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
