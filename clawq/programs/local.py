@@ -114,8 +114,8 @@ class Household:
             self.learner.child.terminate()
             status = self.learner.child.end_tree(LEARNER_STOP_S)
             if self.learner.given_up:
-                # Even one that heeded the watchdog in time has not done what it was for.
-                status = status or LearnerError.exit_code
+                # However its last life ended: it has not done what it was for.
+                status = LearnerError.exit_code
         if self.worker is not None:
             self.worker.terminate()
             self.worker.end_tree(WORKER_STOP_S)

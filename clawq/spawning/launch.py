@@ -56,6 +56,8 @@ def main() -> None:
     # What this process starts shows no progress in our name.
     os.environ.pop(progress.PROGRESS_VARIABLE, None)
     with contextlib.suppress(AttributeError, ValueError):
+        # A crash in native code leaves where it was in the log.
+        faulthandler.enable(all_threads=False)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     module = sys.argv[1]
     sys.argv = sys.argv[1:]

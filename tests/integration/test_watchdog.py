@@ -146,3 +146,19 @@ def test_a_learner_that_hangs_every_time_is_given_up_with_the_stack_of_the_first
     assert up.output.count("it goes on anew: it had written no checkpoint") == 3
     assert "stuck_step" in up.output
     assert not outliving(tree, 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_learner_that_crashes_at_each_start_is_given_up_with_status_4_and_its_own_words(home: Clawq) -> None:
+    up = home.up("point.yaml", "s3", *STUCK, **stuck_env(home, CLAWQ_TEST_STUCK_AT="0", CLAWQ_WATCHDOG="0"))
+    tree = up.tree()
+    assert up.wait(150) == 4, up.output
+    told = "given up. The first time the learner was killed by signal 6"
+    assert told in up.output
+    # Where it crashed is told there, not in a log that somebody has to look for
+    words = up.output.partition(told)[2]
+    assert "Fatal Python error: Aborted" in words
+    assert "in crash_on_purpose" in words
+    assert up.output.count("it will be resumed") == 3
+    assert not outliving(tree, 5.0)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from clawq import progress
+from clawq.errors import LearnerError
 from clawq.programs import learner_lives
 from clawq.programs.learner_lives import TRIES, LearnerLives
+from clawq.programs.local import Household
 from clawq.registry import Registration, Registry
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.spawner import Child, Spawner
@@ -90,6 +92,11 @@ def test_one_that_keeps_being_killed_goes_on_while_it_gets_further_and_is_given_
     assert f"nothing {TRIES} times in a row (its last checkpoint: step-000000000099.ckpt)" in one.said[-1]
     assert "given up. The first time the learner was killed by signal 11" in one.said[-1]
     assert "its own words" in one.said[-1], "the original error, not that of the last one"
+    assert "Fatal Python error: Segmentation fault" in one.said[-1], "and where it crashed"
+    # And `clawq up` ends with the status of that
+    household = Household()
+    household.learner = one.lives
+    assert household.end() == LearnerError.exit_code == 4
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """An algorithm plugin that is td3 and hangs in an update: in C, with the interpreter's lock, so that no thread moves.
 
-CLAWQ_TEST_STUCK_AT: the update of a process in which it hangs. CLAWQ_TEST_STUCK_ONCE: a file; once it is there, the
-next ones do not hang any more.
+CLAWQ_TEST_STUCK_AT: the update of a process in which it hangs; 0 = it crashes in native code when it is made instead.
+CLAWQ_TEST_STUCK_ONCE: a file; once it is there, the next ones do not hang any more.
 """
 
 import ctypes
@@ -20,6 +20,8 @@ class StuckPlugin(Td3Plugin):
         learner: Any = super().make_algorithm(spec, options, device, seed)
         step, left = learner.step, int(os.environ["CLAWQ_TEST_STUCK_AT"])
         once = os.environ.get("CLAWQ_TEST_STUCK_ONCE")
+        if left == 0:
+            crash_on_purpose()
 
         def stuck_step(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -34,6 +36,11 @@ class StuckPlugin(Td3Plugin):
 
         learner.step = stuck_step
         return learner
+
+
+def crash_on_purpose() -> None:
+    """As a library does in which memory was overwritten."""
+    os.abort()
 
 
 plugin = StuckPlugin()
