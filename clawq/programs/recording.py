@@ -216,7 +216,7 @@ class _NoLink:
 
     trouble: str | None = None
     note = ""
-    restores = 0
+    restores = lost_lives = 0
     published_version, stream_budget_bytes = 0, 2**62
 
     def __init__(self, show: Callable[[Mapping[str, float | str]], None]) -> None:

@@ -42,7 +42,7 @@ class DirectLink:
     """Stands in for `Link`: publishing is a copy within the process, and there is nothing else to send."""
 
     note: str | None = None
-    restores = 0
+    restores = lost_lives = 0
 
     def __init__(self, transport: MemoryTransport, source: Any) -> None:
         self._publisher, self._source = transport.publisher(), source
