@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from clawq.config import RunConfig
+from clawq.config_removed import REMOVED, without_removed
 from clawq.config_rules import broken_rules
 from clawq.config_yaml import Mistake, apply_overrides, dump_yaml, join, plain_of, read_yaml
 from clawq.errors import ConfigError, PluginError
@@ -33,13 +34,16 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration file, apply the overrides in order, validate everything.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; one in a run folder may have keys that are gone (`clawq.config_removed`).
         overrides: `key.path=value` each; the value is read as YAML, so `a.b=null` and `a.b=[1, 2]` work.
 
     Raises:
         ConfigError: with every mistake found, each as `path: what is wrong; what is allowed`.
     """
-    return _changed(read_yaml(Path(path)), overrides, str(path))
+    raw = read_yaml(Path(path))
+    if (Path(path).parent / "run.json").is_file():
+        raw = without_removed(raw, str(path))
+    return _changed(raw, overrides, str(path))
 
 
 def change_config(raw: Mapping[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
@@ -184,7 +188,7 @@ def _sentence(model: type[BaseModel], item: Mapping[str, Any], at: str) -> Mista
     for part in loc:
         path = join(path, part)
     if item["type"] == "extra_forbidden":
-        return Mistake(path, "unknown key" + _nearest_key(model, loc))
+        return Mistake(path, _unknown_key(model, loc, path))
     if item["type"] == "missing":
         return Mistake(path, "is required")
     if item["type"] in {"value_error", "assertion_error"}:
@@ -192,6 +196,10 @@ def _sentence(model: type[BaseModel], item: Mapping[str, Any], at: str) -> Mista
     text = str(item["msg"]).replace("Input should be", "must be").replace("Input should", "must")
     shown = repr(item["input"])
     return Mistake(path, f"{text[0].lower()}{text[1:]}, got {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+def _unknown_key(model: type[BaseModel], loc: _Loc, path: str) -> str:
+    return str(REMOVED[path]) if path in REMOVED else "unknown key" + _nearest_key(model, loc)
 
 
 def _nearest_key(model: type[BaseModel], loc: _Loc) -> str:
@@ -214,7 +222,7 @@ def nearest_key(key: str) -> str | None:
     owner: type[BaseModel] | None = RunConfig
     for depth, part in enumerate(parts):
         if owner is None or part not in owner.model_fields:
-            return "unknown key" + _nearest_key(RunConfig, parts[: depth + 1])
+            return _unknown_key(RunConfig, parts[: depth + 1], key)
         if part == "options":
             return None
         owner = _model_in(owner.model_fields[part].annotation)

@@ -175,6 +175,11 @@ def test_all_mistakes_are_told_at_once_with_path_value_and_rule(good: Path) -> N
         ("enviroment={}", "enviroment: unknown key; did you mean environment?"),
         ("environment.options.frameskip=2", "environment.options.frameskip: unknown key; did you mean frame_skip?"),
         ("zzz=1", "zzz: unknown key (valid: name, seed, folder"),
+        (
+            "watchdog.memory_mb=500",
+            "watchdog.memory_mb: was removed in clawq 0.1.0: actors.recycle.memory_mb is",
+        ),
+        ("actors.max_policy_lag=8", "actors.max_policy_lag: was removed in clawq 0.1.0: staleness.hard is the lag"),
     ],
 )
 def test_an_unknown_key_is_answered_with_its_path_and_the_nearest(good: Path, override: str, expected: str) -> None:

@@ -42,6 +42,7 @@ def test_what_changes_is_told_with_old_and_new_value_and_what_does_not_is_left_o
     [
         ("rate_limit.samples_per_inserts=8", "unknown key; did you mean samples_per_insert?"),
         ("ratelimit.samples_per_insert=8", "unknown key; did you mean rate_limit?"),
+        ("watchdog.memory_mb=500", "was removed in clawq 0.1.0: actors.recycle.memory_mb is the limit"),
         ("samples_per_insert=8", "did you mean rate_limit.samples_per_insert?"),
         ("environment.num_envs=8", "is fixed for the life of a run"),
         ("environment.options.x=8", "is fixed for the life of a run"),

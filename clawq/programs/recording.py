@@ -5,12 +5,14 @@ no worker, no coordinator. What it learns is decided by whoever drives it (`claw
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from clawq.config import RunConfig
 from clawq.config_file import change_config, parse_config
+from clawq.config_removed import without_removed
 from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ExperienceGone, LogGone, UserError
 from clawq.metrics import Writers
@@ -74,7 +76,7 @@ class Recording:
 
     def records(self) -> Iterator[Record]:
         """The schedule."""
-        return read_schedule(self.run.folder / SCHEDULE_FILE)
+        return _records(self.run.folder)
 
     def as_configured(self, advice: str) -> Iterator[Record]:
         """The schedule, as long as learning goes on under `config`, and what was tuned live.
@@ -147,12 +149,23 @@ def open_recording(where: Whereabouts) -> Recording:
     if not (folder / SCHEDULE_FILE).is_file():
         raise UserError(f"{folder} has no {SCHEDULE_FILE}: the run was recorded by a clawq that wrote none")
     # Before it there may only be the version that the session found.
-    begun = (record for record in islice(read_schedule(folder / SCHEDULE_FILE), 10) if isinstance(record, SessionBegun))
+    begun = (record for record in islice(_records(folder), 10) if isinstance(record, SessionBegun))
     first = next(begun, None)
     if first is None or "config" not in first.facts:
         raise UserError(f"{folder / SCHEDULE_FILE} does not say with which configuration the run began")
     streams = where.data if where.data is not None and where.data.exists(where.keys.slots) else None
     return Recording(run, open_log(run, streams), first.facts, make_examiner(run))
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    """The schedule of a run folder, whatever clawq wrote it."""
+    file = folder / SCHEDULE_FILE
+    for record in read_schedule(file):
+        if isinstance(record, SessionBegun) and isinstance(record.facts.get("config"), dict):
+            config = without_removed(record.facts["config"], str(file))
+            yield replace(record, facts={**record.facts, "config": config})
+        else:
+            yield record
 
 
 class Pupil:

@@ -29,6 +29,7 @@ from typing import Any
 
 from clawq.config import RunConfig
 from clawq.config_file import to_yaml
+from clawq.config_removed import without_removed
 from clawq.errors import CheckpointInvalid, ClawqError, UserError
 from clawq.programs.damaged import damaged, read_object
 from clawq.specs import EnvSpec
@@ -239,7 +240,7 @@ def open_run(folder: Path, config: RunConfig | None) -> Run:
     with reading_run(folder, CheckpointInvalid):
         raw = read_object(folder / "run.json")
         spec = EnvSpec.from_json(raw["spec"])
-        kept = RunConfig.model_validate(raw["config"])
+        kept = RunConfig.model_validate(without_removed(raw["config"], str(folder / "run.json")))
         check_run_id(str(raw["id"]))
         keys = RunKeys(str(raw["tag"]))
         run = Run(str(raw["id"]), keys.tag, folder.absolute(), config or kept, spec, str(raw.get("follows", "")))

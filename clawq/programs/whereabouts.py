@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clawq.config_removed import without_removed
 from clawq.errors import TransportError, UserError
 from clawq.programs.damaged import read_object
 from clawq.programs.endings import folder_of
@@ -79,8 +80,8 @@ def find_run(word: str) -> Whereabouts:
 def _of_folder(folder: Path, data: Any) -> Whereabouts:
     with reading_run(folder):
         facts = read_object(folder / "run.json")
-        keys, config, spec = RunKeys(str(facts["tag"])), dict(facts["config"]), dict(facts["spec"])
-        return Whereabouts(str(facts["id"]), keys, folder, data, config, spec)
+        keys, config = RunKeys(str(facts["tag"])), without_removed(facts["config"], str(folder / "run.json"))
+        return Whereabouts(str(facts["id"]), keys, folder, data, config, dict(facts["spec"]))
 
 
 def _servers() -> tuple[Any, Any]:

@@ -15,11 +15,15 @@ from safetensors.torch import load_file, save_file
 from waiting import Until
 
 from clawq.cli.replay import lines
+from clawq.config_file import load_config
+from clawq.config_removed import REMOVED
 from clawq.core import Entry
 from clawq.errors import ArchiveDamaged, ConfigError, ExperienceGone, UserError
+from clawq.programs import learner
 from clawq.programs.bisect import Bisection
 from clawq.programs.divergence import Limits
 from clawq.programs.rerun import Order, rerun
+from clawq.programs.run import open_run
 from clawq.transport.log import RunLog
 
 
@@ -84,6 +88,54 @@ def test_a_replay_gives_the_recorded_weights_bit_for_bit_without_an_actor(record
     assert not (recorded.run.folder / "report.json").exists()
     again = replayed(recorded, "metrics=[jsonl]", name="again")
     assert (again["mode"], again["run"]) == ("exact", "again")
+
+
+def test_a_run_of_an_older_clawq_is_resumed_replayed_and_searched_without_the_keys_that_are_gone(
+    record: Callable[..., Recorded], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def aged(config: dict[str, Any]) -> dict[str, Any]:
+        for path in REMOVED:
+            *sections, key = path.split(".")
+            at = config
+            for section in sections:
+                at[section] = at.get(section) or {}
+                at = at[section]
+            at[key] = "whatever it was"
+        if config["replay"].get("demonstrations") == {"format": "whatever it was"}:
+            config["replay"]["demonstrations"] = None
+        return config
+
+    facts_now = learner.session_facts
+
+    def facts_then(*given: Any) -> dict[str, Any]:
+        facts = facts_now(*given)
+        return {**facts, "config": aged(facts["config"])}
+
+    # Given a run folder as it was written then: schedule, run.json, config.yaml
+    monkeypatch.setattr(learner, "session_facts", facts_then)
+    recorded = record(budget={"env_steps": 1000})
+    some_life(recorded)
+    monkeypatch.undo()
+    folder = recorded.run.folder
+    kept = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**kept, "config": aged(kept["config"])}))
+    (folder / "config.yaml").write_text(json.dumps(aged(recorded.run.config.model_dump(mode="json"))))
+    # Then it opens as what it is, and what was left out is told
+    assert open_run(folder, None).config == load_config(folder / "config.yaml") == recorded.run.config
+    for file in ("run.json", "config.yaml"):
+        told = [line for line in caplog.messages if line.startswith(str(folder / file))]
+        assert sum("watchdog.memory_mb was removed in clawq 0.1.0: actors.recycle" in line for line in told) == 1
+    # And it is replayed to the bit, and searched
+    report = replayed(recorded)
+    assert (report["mode"], report["difference"], report["final_weights"]) == ("exact", None, "identical")
+    assert Bisection(recorded.recording(), Limits(), threading.Event(), lambda text: None).find().wrong is None
+    # But what somebody wrote himself is a mistake, also for such a run
+    with pytest.raises(ConfigError, match=r"watchdog\.memory_mb: was removed .* actors\.recycle\.memory_mb"):
+        load_config(folder / "config.yaml", ["watchdog.memory_mb=1"])
+    mine = folder.parent / "mine.yaml"
+    mine.write_text((folder / "config.yaml").read_text())
+    with pytest.raises(ConfigError, match=r"watchdog\.memory_mb: was removed .* actors\.recycle\.memory_mb"):
+        load_config(mine)
 
 
 def test_what_was_tuned_live_is_done_again_also_after_resumes(record: Callable[..., Recorded]) -> None:
