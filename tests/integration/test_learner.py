@@ -288,6 +288,7 @@ def test_two_runs_on_one_pool_do_not_mix(cluster: Town, eventually: Eventually) 
     assert not [key for key in cluster.data.scan_iter() if cluster.data.ttl(key) < 0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_settings_are_tuned_while_the_run_goes_on_and_a_resume_keeps_them(
     cluster: Town, eventually: Eventually

@@ -708,6 +708,26 @@ def test_a_checkpoint_whose_snapshot_is_gone_gives_way_to_the_one_before_it(desk
     assert second.parts.ring.check_valid() == (True, "")
 
 
+def test_a_change_of_settings_that_was_withdrawn_is_not_made(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    trainer, orders, events = desk.trainer(), Orders(desk.data, desk.keys), Events(desk.data, desk.keys)
+    # Given two changes, the first of which nobody waits for any more when the learner comes to them
+    withdrawn = orders.append("tune_wanted", set=["staleness.hard=9"])
+    orders.append("tune_withdrawn", id=withdrawn)
+    wanted = orders.append("tune_wanted", set=["staleness.hard=10"])
+    arrived = orders.read()
+    monkeypatch.setattr(trainer.parts.link, "take_events", lambda: arrived)
+    trainer.inbox.read(Until(lambda: False))
+    assert trainer.parts.config.staleness.hard == 10
+
+    def answered() -> list[str]:
+        return [event.facts["id"] for event in events.read() if event.kind in ("tuned", "tune_refused")]
+
+    eventually(lambda: wanted in answered(), "an answer")
+    assert answered() == [wanted]
+
+
 # --- demonstrations --------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,9 @@ def rounds_of(registry: Registry) -> int:
     return max((reading.counter for reading in found if reading is not None), default=0)
 
 
-@pytest.mark.parametrize("stopped_s", [3.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stopped_s", [3.0, 60.0])
 def test_R19_a_watchdog_that_was_stopped_beside_all_others_and_goes_on_kills_nobody(
     kennel: "Kennel", home: Clawq, alive: Alive, eventually: Eventually, stopped_s: float
 ) -> None:
