@@ -13,7 +13,7 @@ from garbage import GARBAGE
 from clawq.control.queues import lease_queue
 from clawq.state import ServerState
 from clawq.transport.client import connect
-from clawq.transport.commands import Commands
+from clawq.transport.commands import KEPT, Commands
 from clawq.transport.control import RunRecord, RunRegistry
 from clawq.transport.keys import CELERY_PREFIX
 
@@ -108,8 +108,9 @@ def vandalise(home: Clawq, eventually: Eventually, rounds: int) -> None:
         eventually(lambda: newest("updates") > updates + 20, "updates", 60)  # noqa: B023
         eventually(lambda: newest("weights_version") > version, "newer weights", 60)  # noqa: B023
     books = Commands(broker)
-    eventually(lambda: len(books.dead(2000)) >= rounds * len(GARBAGE), "what is no command to be set aside", 30)
-    assert {command.reason for command in books.dead(2000)} == {"garbage"}
+    buried = min(rounds * len(GARBAGE), KEPT)
+    eventually(lambda: len(books.dead(2 * KEPT)) >= buried, "what is no command to be set aside", 30)
+    assert {command.reason for command in books.dead(2 * KEPT)} == {"garbage"}
     steps = newest("env_steps")
     eventually(lambda: newest("env_steps") > steps, "experience to arrive", 60)
     assert actors(up) == before
