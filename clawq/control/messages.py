@@ -5,7 +5,7 @@ next one. So they are looked at before Celery sees them.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -31,6 +31,9 @@ class Call:
     named: dict[str, Any]
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class _Headers(msgspec.Struct, rename={"command": COMMAND_HEADER}):
     task: str
     id: str
@@ -41,7 +44,7 @@ class _Headers(msgspec.Struct, rename={"command": COMMAND_HEADER}):
     expires: str | None = None
     argsrepr: str | None = None
     kwargsrepr: str | None = None
-    timelimit: tuple[float | None, float | None] | None = None
+    timelimit: tuple[_Seconds | None, _Seconds | None] | None = None
     retries: int | None = None
     replaced_task_nesting: int | None = None
     command: str | None = None

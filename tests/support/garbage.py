@@ -24,6 +24,8 @@ _WRONG: tuple[tuple[str, Any], ...] = (
     ("headers.id", {"a": 1}),
     ("headers.timelimit", 7),
     ("headers.timelimit", [1, 2, 3]),
+    ("headers.timelimit", [None, -1]),
+    ("headers.timelimit", [float("nan"), None]),
     ("headers.root_id", ["x"]),
     ("headers.eta", 1e308),
     ("headers", [1]),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from clawq import plugins
 
 #: The five that issue 4 names, then the others.
-NAMES = ("codec", "header", "control", "config", "lease", "records", "files", "yaml")
+NAMES = ("codec", "header", "control", "config", "lease", "records", "commands", "files", "yaml")
 #: Those of which a share is enough: the reader of YAML is not ours, and takes milliseconds for each text.
 SHARES = {"yaml": 0.1}
 
