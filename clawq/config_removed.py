@@ -31,14 +31,14 @@ REMOVED: Mapping[str, Removed] = {
 }
 
 
-def without_removed(recorded: Mapping[str, Any], source: str) -> dict[str, Any]:
+def without_removed(recorded: Any, source: str) -> Any:
     """A recorded configuration without the keys that are gone, of which each is told once; a copy.
 
     Args:
-        recorded: as a run folder holds it; whatever else is wrong in it stays.
+        recorded: as a run folder holds it; whatever else is wrong in it stays, also that it is no mapping.
         source: where it stands, for people.
     """
-    kept = copy.deepcopy(dict(recorded))
+    kept = copy.deepcopy(recorded)
     for path, removed in REMOVED.items():
         *sections, key = path.split(".")
         at: Any = kept

@@ -80,7 +80,7 @@ def find_run(word: str) -> Whereabouts:
 def _of_folder(folder: Path, data: Any) -> Whereabouts:
     with reading_run(folder):
         facts = read_object(folder / "run.json")
-        keys, config = RunKeys(str(facts["tag"])), without_removed(facts["config"], str(folder / "run.json"))
+        keys, config = RunKeys(str(facts["tag"])), dict(without_removed(facts["config"], str(folder / "run.json")))
         return Whereabouts(str(facts["id"]), keys, folder, data, config, dict(facts["spec"]))
 
 
