@@ -341,6 +341,8 @@ class Stream(NamedTuple):
 FIRST = Stream()
 #: A stream that was swept away by now, whichever it was.
 OVER = Stream(-1, 2**62)
+#: A stream that went away with its server, whichever it was: what is left of it, an archive has.
+BYGONE = Stream(-2, 2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +441,7 @@ class MetricWriter(Protocol):
 
 
 __all__ = [
+    "BYGONE",
     "DEMONSTRATED",
     "FIRST",
     "OFF_POLICY",

@@ -8,14 +8,15 @@ any reader, at any moment, whatever either side has folded by then,
     of each stream that is there:   acknowledged = settled + after the place + gap
     of all that are gone:           acknowledged = settled + gap
 
-and what is kept is bounded by the slots that are there, not by those that ever were.
+and what is kept is bounded by the slots that are there, not by those that ever were. What is read from an archive, of
+streams that went away with their server, is settled with these.
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from clawq.core import OVER, Stream, Vanished
+from clawq.core import BYGONE, OVER, Stream, Vanished
 
 #: The id before all others.
 START = "0-0"
@@ -108,6 +109,9 @@ class Places:
         """An entry of that stream was settled; those of a slot come in their order."""
         if stream == OVER:
             self.gone.entries += 1
+            return
+        if stream == BYGONE:
+            self.gone.earlier += 1
             return
         place = self._place(slot, stream)
         place.entries += 1

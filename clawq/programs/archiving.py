@@ -4,19 +4,23 @@ What stands between a configuration and an `Archiver`: whether there is one, whe
 cannot be used. Reading a run's log from its folder is here too, for whoever has no learner.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from clawq.errors import ArchiveUnfit, UserError
+from clawq.errors import ArchiveDamaged, ArchiveUnfit, CodecError, UserError
 from clawq.programs.run import Run
 from clawq.transport.archive import Archive
 from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.archiver import Archiver
+from clawq.transport.arrears import Arrears
 from clawq.transport.books import Books
+from clawq.transport.codec import decode
 from clawq.transport.keys import ARCHIVE, RunKeys
 from clawq.transport.log import RunLog
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers
+from clawq.transport.retained import EntryId
 from clawq.transport.stream import parse_id
 from clawq.transport.tally import Tally
 
@@ -78,14 +82,35 @@ def open_tally(books: Books, writer: ArchiveWriter, run: Run) -> Tally:
     return tally
 
 
-def archived_behind(run: Run, cursors: Mapping[str, str]) -> dict[str, int]:
-    """Slot -> how many entries behind these cursors the run's archive holds, if any.
+def arrears(run: Run, data: Any, seen: Callable[[str], EntryId]) -> Arrears:
+    """What only the run's archive has of its streams, if it has one, for a reader that has `seen` of a slot so much."""
+    return Arrears(data, RunKeys(run.tag), partial(Archive, run.archive, run.tag), seen)
 
-    What its streams had acknowledged by then was at least that many, whatever became of the streams.
+
+def newest_version(run: Run) -> int:
+    """The newest weights version of which the archive's last fragments tell, 0 if it has none.
+
+    A data server that came back empty has forgotten its versions; the next must be above those that were acted under.
     """
-    archive = Archive(run.archive, run.tag)
-    found = {slot: sum(1 for _ in archive.records(slot, after=parse_id(entry))) for slot, entry in cursors.items()}
-    return {slot: entries for slot, entries in found.items() if entries}
+    archive, last = Archive(run.archive, run.tag), dict[str, EntryId]()
+    for index in archive.segments:
+        # (Last written, last in the order: each segment is opened once.)
+        for slot, held in index.summary.slots.items():
+            last.pop(slot, None)
+            last[slot] = held.newest
+    try:
+        return max((_version(archive, slot, entry) for slot, entry in last.items()), default=0)
+    finally:
+        archive.close()
+
+
+def _version(archive: Archive, slot: str, entry: EntryId) -> int:
+    """Of that fragment; 0 if it cannot be read."""
+    located = archive.find(slot, *entry)
+    try:
+        return 0 if located is None else decode(archive.read(located)).meta.weights_version
+    except (ArchiveDamaged, CodecError):
+        return 0
 
 
 def open_log(run: Run, data: Any | None) -> RunLog:

@@ -31,7 +31,7 @@ from clawq.core import Control
 from clawq.cores import CorePlan, available_cores, plan_cores
 from clawq.errors import CheckpointInvalid, UserError
 from clawq.metrics import open_writers
-from clawq.programs.archiving import archived_behind, open_archiver
+from clawq.programs.archiving import arrears, newest_version, open_archiver
 from clawq.programs.arithmetic import set_up_torch
 from clawq.programs.audit import keep, ledger_at_end, published
 from clawq.programs.balance import Balance
@@ -257,6 +257,8 @@ def put_together(
     parts = make_parts(run, device, outside, consumed, admit)
     reader.tell_server(parts.consumer.on_server)
     reader.tell_slots(parts.consumer.on_slots)
+    if session.source is None:
+        reader.begin_with(arrears(run, data, parts.consumer.newest))
     link.books = partial(published, parts.consumer)
     facts = session_facts(run, device)
     identity = {
@@ -268,7 +270,7 @@ def put_together(
     }
     trainer = Trainer(parts, identity, report)
     versions.trainer = trainer
-    trainer.publishing.version = publisher.head()
+    head = trainer.publishing.version = max(publisher.head(), newest_version(run) if resume else 0)
     if state is not None:
         missing = bring_back_ring(
             parts,
@@ -279,7 +281,7 @@ def put_together(
             copier(run, parts, state, say),
         )
         try:
-            trainer.state.load_state_dict(state, publisher.head())
+            trainer.state.load_state_dict(state, head)
         except CheckpointInvalid as error:
             raise refusal(error, state["config"], facts["config"]) from error
         rebase_limiter(parts, state, missing)
@@ -323,8 +325,8 @@ def make_reader(session: Session, consumed: Mapping[str, Any] | None, ended: Bal
         required=required,
         cursors=consumed["cursors"],
         server=consumed.get("server", ""),
-        # A learner that was killed left no balance. If the streams are gone too, the archive knows what was in them.
-        unread=archived_behind(session.run, consumed["cursors"]) if ended is None else ended.unread,
+        # A learner that was killed left no balance: if the streams are gone too, only its archive knows what was there.
+        unread=None if ended is None else ended.unread,
         ordinals=consumed.get("ordinals"),
         what=what,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clawq.core import Entry, FragmentSource, Slots, Vanished
+from clawq.core import BYGONE, Entry, FragmentSource, Slots, Vanished
 from clawq.errors import StoreFull, StoreUnavailable, TransportError
 from clawq.places import Place
 from clawq.replay.ledger import STALE, Counts, Lives, Marks, Missed
@@ -135,6 +135,10 @@ class Consumer:
         self._notices.forget(forgotten)
         self._lives.horizon = self._seen.horizon
 
+    def newest(self, slot: str) -> tuple[int, int]:
+        """(epoch, seq) up to which entries of a slot were read, staged or not; for the source, in this thread."""
+        return self._seen.newest(slot)
+
     @property
     def staged(self) -> tuple[int, int]:
         """Fragments that wait to be taken, and their bytes."""
@@ -215,7 +219,9 @@ class Consumer:
             if found.meta is not None:
                 self._lives.advance(slot, found.meta)
             self._seen.advance(slot, epoch, seq)
-        self._handled[slot] = f"{epoch}-{seq}"
+        if entry.stream != BYGONE:
+            # (Of what is read from elsewhere no actor waits to hear.)
+            self._handled[slot] = f"{epoch}-{seq}"
         return True
 
     def _examine(self, entry: Entry) -> Fragment | Fault:

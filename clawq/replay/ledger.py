@@ -21,7 +21,8 @@ are, and one total of all streams that are gone. Redis counts what it ever ackno
     acknowledged = settled + after the place (still in the stream) + gap
 
 holds exactly for every stream, at any moment and for any reader (`clawq.programs.balance`). A server that came back
-empty begins anew; what it had acknowledged and nobody had read is a gap.
+empty begins anew; what it had acknowledged and nobody had read is a gap, unless it is read from an archive: then it is
+settled as of a stream that is gone (`core.BYGONE`).
 
 Slots that are gone for long are forgotten (`look`), all but the newest KEPT_GONE, so nothing here grows with the slots
 that ever were. What is forgotten is replaced by its *horizon*, the largest epoch that was forgotten: an epoch at or
@@ -35,7 +36,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clawq.core import FIRST, Slots, Stream, Vanished
+from clawq.core import FIRST, OVER, Slots, Stream, Vanished
 from clawq.places import BEFORE, DELETED, SERVER_LOST, Place, Places, loss
 from clawq.replay.voiding import KeptNotices
 from clawq.types import FragmentMeta
@@ -47,6 +48,8 @@ KEPT_EPOCHS = 16
 KEPT_GONE = 2048
 #: Different reasons for drops that are told apart; further ones (names come from the wire) are counted as "other".
 MOST_REASONS = 16
+#: Above every seq.
+_ENDLESS = 2**63
 #: Reason of a refusal: the fragment is older than the staleness contract allows.
 STALE = "stale"
 
@@ -74,6 +77,14 @@ class Marks:
     def last(self, slot: str, epoch: int) -> int:
         """Highest seq seen of that epoch, 0 if none."""
         return self._seq.get(slot, {}).get(epoch, 0)
+
+    def knows(self, slot: str) -> bool:
+        """Whether anything was seen of a slot, and not forgotten."""
+        return slot in self._seq
+
+    def newest(self, slot: str) -> tuple[int, int]:
+        """(epoch, seq) of the largest id seen of a slot; of one that is not known, above all that was forgotten."""
+        return max(self._seq.get(slot, {}).items(), default=(self.horizon, _ENDLESS))
 
     def advance(self, slot: str, epoch: int, seq: int) -> list[int]:
         """Note a new entry; returns the epochs of the slot that were forgotten for it."""
@@ -212,7 +223,7 @@ class Settled:
         epoch: of the entry.
         seq: of the entry.
         outcome: `committed`; `duplicate` (its id was seen), `repeated` (its fragment was, under another id); or the
-            reason of the refusal; TRIMMED for entries that went away unread, up to this id.
+            reason of the refusal; TRIMMED or SERVER_LOST for entries that went away unread, up to this id.
         meta: the header, where it can be believed.
         ordinal: of the entry, 0 if it is not known.
         missed: how many went away, else 0.
@@ -258,7 +269,7 @@ class Ledger:
     def settle(self, slot: str, settled: Settled) -> None:
         """Count one entry; entries of a slot must come in the order of its stream."""
         counts, stream = self.counts, settled.stream
-        if settled.ordinal and slot not in self.ordinals and not self._places.begun(slot, stream):
+        if settled.ordinal and not self.marks.knows(slot) and not self._places.begun(slot, stream):
             # What was trimmed before this reader began is nothing that it missed, but Redis has counted it.
             upto = settled.ordinal - (settled.missed or 1)
             before = max(0, upto - stream.before)
@@ -272,7 +283,7 @@ class Ledger:
             self.ordinals[slot] = max(settled.ordinal, self.ordinals.get(slot, 0))
         if settled.missed:
             # Without an ordinal it was on another server: no stream here lacks it.
-            if settled.ordinal:
+            if settled.ordinal or stream == OVER:
                 self._places.miss(slot, stream, settled.ordinal, settled.missed)
             self._miss(slot, settled)
             return

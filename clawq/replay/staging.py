@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clawq.core import Entry, Slots, Stream, Vanished
-from clawq.places import NOTHING_FOUND, TRIMMED, Place
+from clawq.core import BYGONE, Entry, Slots, Stream, Vanished
+from clawq.places import NOTHING_FOUND, SERVER_LOST, TRIMMED, Place
 from clawq.replay.ledger import Counts, Ledger, Missed, Settled
 from clawq.types import Fragment, FragmentMeta, Voided
 
@@ -106,8 +106,9 @@ class Staging:
         self._settle(entry, Settled(entry.epoch, entry.seq, outcome, meta))
 
     def miss(self, entry: Entry) -> None:
-        """Note the word that entries were trimmed before they were read."""
-        self._settle(entry, Settled(entry.epoch, entry.seq, TRIMMED, missed=entry.missed))
+        """Note the word that entries went away before they were read."""
+        why = SERVER_LOST if entry.stream == BYGONE else TRIMMED
+        self._settle(entry, Settled(entry.epoch, entry.seq, why, missed=entry.missed))
 
     def _settle(self, entry: Entry, settled: Settled) -> None:
         with self._changed:
@@ -237,7 +238,9 @@ class Staging:
             if not self._ledger.on_server(server):
                 return
             for slot in {*found, *self._open, *self._ledger.places}:
-                there, waiting = found.get(slot, NOTHING_FOUND), self._open.get(slot, ())
+                # What is of no stream that is there, an archive had: it is none of this one's.
+                there = found.get(slot, NOTHING_FOUND)
+                waiting = [one for one in self._open.get(slot, ()) if one.stream != BYGONE]
                 # What was missed was not read.
                 read = sum(not (one.settled and one.settled.missed) for one in waiting)
                 self._ledger.vanished(slot, there, read)

@@ -37,6 +37,10 @@ class Discovery:
         """Until the next look is due; not above 0 when it is."""
         return self._next_s - self._clock()
 
+    def hasten(self) -> None:
+        """The next look is due now."""
+        self._next_s = self._clock()
+
     def registered(self) -> tuple[dict[str, tuple[int, Stream]], int]:
         """(slot -> epoch of its writer, and its stream, now; entries in all streams that were swept away)."""
         registered, swept, _ = self._look(trimmed=False)

@@ -70,6 +70,12 @@ class LiveStreams:
         raw = self._range(slot, start, end)
         return streamed(slot, *raw[0]) if raw else None
 
+    def last(self, slot: str, upto: EntryId) -> Found | None:
+        """The last entry up to that id."""
+        with translated(self._client):
+            raw = self._client.xrevrange(self._keys.stream(slot), max=id_text(upto), count=1)
+        return streamed(slot, *raw[0]) if raw else None
+
     def find(self, slot: str, entry: EntryId) -> Found | None:
         """That entry, None if the stream does not hold it."""
         raw = self._range(slot, id_text(entry), id_text(entry))

@@ -9,8 +9,9 @@ Two threads use a reader. Whoever changes positions, or reads them beside the th
 
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from clawq.core import FIRST, Entry, Stream
+from clawq.core import BYGONE, FIRST, OVER, Entry, Stream
 from clawq.transport.retained import EntryId, Retained
 from clawq.transport.stream import id_text, parse_ids
 
@@ -66,6 +67,22 @@ class Positions:
         if read:
             self.cursors[slot] = (read[-1].epoch, read[-1].seq)
         return entries
+
+    def pass_by(self, entry: Entry) -> list[Entry]:
+        """An entry that was read from an archive, as it counts: its stream, if that is there, does not hold it."""
+        slot = entry.slot
+        if entry.stream in (BYGONE, OVER):
+            self._on_other_server |= entry.stream == BYGONE
+            return [entry]
+        if entry.missed:
+            # The ordinal of the next one tells.
+            return []
+        place = self._ordinal(slot, entry.stream)
+        self.cursors[slot] = (entry.epoch, entry.seq)
+        if slot in self.open_slots:
+            return [entry]
+        self.ordinals[slot] = place + 1
+        return [replace(entry, ordinal=place + 1)]
 
     def _ordinal(self, slot: str, stream: Stream) -> int:
         """Ordinal of the entry at the cursor, in the count of that stream's writers."""

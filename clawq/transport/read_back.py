@@ -19,12 +19,13 @@ from clawq.transport.stream import id_text, parse_ids
 
 def read_back(client: Any, keys: RunKeys, upto: Mapping[str, str]) -> Iterator[Entry]:
     """The entries at or before these cursors (slot -> id); see the module's text."""
-    streams = [_of_slot(client, keys, slot, entry) for slot, entry in sorted(parse_ids(upto).items())]
-    return heapq.merge(*streams, key=_made_at)
+    streams = [slot_entries(client, keys, slot, None, entry) for slot, entry in sorted(parse_ids(upto).items())]
+    return heapq.merge(*streams, key=made_at)
 
 
-def _of_slot(client: Any, keys: RunKeys, slot: str, upto: EntryId) -> Iterator[Entry]:
-    after = "-"
+def slot_entries(client: Any, keys: RunKeys, slot: str, behind: EntryId | None, upto: EntryId) -> Iterator[Entry]:
+    """A stream's entries with ids above `behind`, up to `upto`, lazily."""
+    after = "-" if behind is None else f"({id_text(behind)}"
     while True:
         with translated(client):
             # One at a time: as many replies are in memory as there are slots.
@@ -35,7 +36,8 @@ def _of_slot(client: Any, keys: RunKeys, slot: str, upto: EntryId) -> Iterator[E
         after = "(" + raw[-1][0].decode()
 
 
-def _made_at(entry: Entry) -> tuple[int, int, int]:
+def made_at(entry: Entry) -> tuple[int, int, int]:
+    """Its place in the order over slots."""
     try:
         made_ms = peek_meta(entry.payload).created_ms
     except CodecError:

@@ -12,6 +12,7 @@ It is put together from
     discovery          which slots there are, twice a second
     rotation           XREAD of as many streams at a time as make a small reply
     positions          cursors, ordinals, what was missed
+    arrears            what only an archive has: read first
     backlog            how much is not read yet
     restarts           a server that came back empty or older: cursors are set back, and reading goes on
     presence           the place in the registry
@@ -31,7 +32,9 @@ from typing import Any
 import redis
 
 from clawq.core import FIRST, OVER, Entry, Slots, Stream, Vanished
+from clawq.errors import StoreUnavailable
 from clawq.transport.acknowledgements import Acknowledgements
+from clawq.transport.arrears import Arrears
 from clawq.transport.backlog import Backlog
 from clawq.transport.discovery import Discovery
 from clawq.transport.keys import LEARNER, RunKeys
@@ -88,6 +91,7 @@ class StreamReader:
         self._discovery = Discovery(client, keys, clock)
         self._rotation = Rotation(client, keys, self._positions)
         self._tails: list[Entry] = []
+        self._arrears: Arrears | None = None
         self._told_slots: Callable[[Slots], None] = lambda slots: None
         #: What was swept away when this reader began, until that is told.
         self._begun: int | None = None
@@ -107,12 +111,32 @@ class StreamReader:
             self._discover_if_due()
             left_s = max(0.0, deadline - self._clock())
             tails, self._tails = self._tails, []
-            entries = tails or self._read_once(left_s)
+            try:
+                entries = tails or self._read_owed() or self._read_once(left_s)
+            except StoreUnavailable:
+                # It may be another server by now: that is to be known before anything is read.
+                self._discovery.hasten()
+                raise
             if entries or self._clock() >= deadline:
                 return entries
             if not self._discovery.slots:
                 # No stream to wait on: look for slots again when they are due.
                 threading.Event().wait(min(left_s, max(0.001, self._discovery.left_s())))
+
+    def _read_owed(self) -> list[Entry]:
+        """The next of what only an archive has: before there is none of it, the streams are not read on."""
+        while self._arrears is not None:
+            owed = self._arrears.next()
+            if owed is None:
+                break
+            entry = owed.entry
+            placed = self._placed(entry.slot, [entry]) if owed.streamed else []
+            with self._positions.lock:
+                entries = self._positions.note(entry.slot, placed) or self._positions.pass_by(entry)
+                self._backlog.read(entry.slot, len(placed))
+            if entries:
+                return entries
+        return []
 
     def _read_once(self, left_s: float) -> list[Entry]:
         if not self._discovery.slots:
@@ -158,6 +182,8 @@ class StreamReader:
         if restarted:
             self._enter()
         self.beat()
+        if self._arrears is not None:
+            self._arrears.look(server, self._discovery.trimmed)
         self._restarts.set_back_vanished({*registered, *positions.cursors} if restarted else suspects)
         self._restarts.tell(server, {slot: stream for slot, (_, stream) in registered.items()})
         self._restarts.settle(server, self._discovery.slots)
@@ -171,6 +197,9 @@ class StreamReader:
         self._forget_gone(registered, trimmed)
         epochs = {slot: epoch for slot, (epoch, _) in registered.items()}
         born = {slot: stream.born or epoch for slot, (epoch, stream) in registered.items()}
+        if self._arrears is not None:
+            # What is still to come of a slot is there, wherever it is.
+            epochs, born = self._arrears.slots | epochs, self._arrears.slots | born
         first, self._begun = self._begun, None
         self._told_slots(Slots(epochs, born, swept if first is None else first, first is not None))
         self._discovery.done()
@@ -226,6 +255,10 @@ class StreamReader:
         """Slot -> ordinal of the entry at the cursor, where it is known; a checkpoint holds it beside the cursors."""
         with self._positions.lock:
             return dict(self._positions.ordinals)
+
+    def begin_with(self, arrears: Arrears) -> None:
+        """Have these read first, now and whenever the server is another one. Call it before the first `read`."""
+        self._arrears, self._restarts.kept = arrears, arrears.found
 
     def tell_server(self, told: Callable[[str, Mapping[str, Vanished]], None]) -> None:
         """Have it told, within `read`, when the server is another one: its run id, and of each slot what was found."""

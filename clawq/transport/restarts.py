@@ -61,11 +61,13 @@ class Restarts:
     Attributes:
         server: as it was last looked at; empty before that.
         on_server: told when the server is another one: which, and for each slot what was found.
+        kept: gives of a slot how many entries that were not read are not lost with it: an archive has them.
     """
 
     def __init__(self, client: redis.Redis, keys: RunKeys, positions: Positions, backlog: Backlog, server: str) -> None:
         self.server = ""
         self.on_server: Callable[[str, Mapping[str, Vanished]], None] = lambda server, found: None
+        self.kept: Callable[[str], int] = lambda slot: 0
         self._client: Any = client
         self._keys, self._positions, self._backlog = keys, positions, backlog
         self._told_server, self._changed = server, False
@@ -99,6 +101,10 @@ class Restarts:
             streams: of the slots that it knows.
         """
         if server != self._told_server:
+            if self._told_server:
+                with self._positions.lock:
+                    # (A writer that has not noticed yet goes on in its epoch: then nothing was set back.)
+                    self._positions.count_anew(())
             slots = self._known.union(streams, self._positions.cursors, self._backlog.unread)
             found = {slot: self._found(slot, streams.get(slot)) for slot in slots} if self._told_server else {}
             self.on_server(server, found)
@@ -106,10 +112,11 @@ class Restarts:
         self._known = set(streams)
 
     def _found(self, slot: str, known: Stream | None) -> Vanished:
+        lost = max(0, self._backlog.of(slot) - self.kept(slot))
         if known is None:
             # A writer that has not noticed the new server may have written here: when its slot is registered, the
             # stream is read from its beginning.
-            return Vanished(0, self._backlog.of(slot), id_text(START))
+            return Vanished(0, lost, id_text(START))
         stream, cursor = self._keys.stream(slot), id_text(self._positions.at(slot))
         pipe = self._client.pipeline(transaction=True)
         pipe.xinfo_stream(stream)
@@ -120,9 +127,9 @@ class Restarts:
             about, length, behind = pipe.execute(raise_on_error=False)
         added = added_entries(self._client, about)
         if isinstance(length, Exception) or isinstance(behind, Exception):
-            return Vanished(0, self._backlog.of(slot), cursor, known)  # something of another type: no stream
+            return Vanished(0, lost, cursor, known)  # something of another type: no stream
         trimmed = 0 if added is None else added - length
-        return Vanished(trimmed + len(behind), self._backlog.of(slot), cursor, known)
+        return Vanished(trimmed + len(behind), lost, cursor, known)
 
     def settle(self, server: str, slots: Iterable[str]) -> None:
         """All that follows from which server it is was done.

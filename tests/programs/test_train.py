@@ -39,11 +39,9 @@ from clawq.replay.prioritized import PrioritizedSampler
 from clawq.replay.ring import ReplayRing
 from clawq.replay.snapshot import load_manifest, row_columns
 from clawq.testing.experience import SPEC, Chances, TrueSlot
-from clawq.transport.archive_writer import ArchiveLimits, ArchiveWriter
 from clawq.transport.codec import encode
-from clawq.transport.control import Events, Orders, delete_run
+from clawq.transport.control import Events, Orders
 from clawq.transport.dead_letters import DeadLetters
-from clawq.transport.restarts import bear
 from clawq.transport.server import EmbeddedRedis
 
 Eventually = Callable[..., None]
@@ -167,32 +165,6 @@ def test_the_ledger_balances_at_any_moment_and_names_what_somebody_took_out_of_a
     said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert said.returncode == 1, said.stdout + said.stderr
     assert f"WRONG: {problem}" in said.stdout
-
-
-def test_what_learner_and_streams_took_with_them_at_once_is_a_gap_as_far_as_the_archive_has_it(desk: Desk) -> None:
-    slot, trainer, run, claim = desk.slot("a", 0), desk.trainer(), desk.session.run, desk.keys.claim("learner")
-    slot.send(10)
-    desk.train(trainer, 10)
-    trainer.checkpoint(wait=True)
-    # Given that more was sent, learned from and archived, when the learner was killed and the streams went
-    slot.send(7)
-    desk.train(trainer, 17)
-    desk.abandon(trainer)
-    writer = ArchiveWriter(run.archive, run.tag, ArchiveLimits())
-    for made in slot.sent:
-        writer.append(Entry("a", made.meta.epoch, made.meta.seq, bytes(encode(made))))
-    writer.close()
-    held = desk.data.get(claim)
-    assert held is not None
-    delete_run(desk.data, desk.keys)
-    desk.data.set(claim, held)
-    bear(desk.data, desk.keys)
-    # When it is resumed, and somebody else sends
-    resumed = desk.trainer(resume=True)
-    desk.slot("b", 1).send(3)
-    desk.train(resumed, 13)
-    # Then all that was acknowledged is known of
-    assert sum(resumed.parts.consumer.counts.gaps.values()) == 7
 
 
 def test_C28_a_killed_learner_goes_on_from_its_checkpoint_and_takes_nothing_twice(desk: Desk) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawq.core import Vanished
+from clawq.core import BYGONE, Entry, Stream, Vanished
 from clawq.replay.ledger import KEPT_EPOCHS, MOST_REASONS, Ledger, Marks, Settled
+from clawq.replay.staging import Staging
 from clawq.testing.experience import TrueSlot
 from clawq.types import FragmentMeta
 
@@ -143,6 +144,36 @@ def test_a_place_follows_all_that_is_settled_repetitions_too() -> None:
     settle(ledger, 2, "duplicate")
     assert place_of(ledger) == (3, "1-2")
     assert place_of(Ledger(ledger.state_dict())) == (3, "1-2")
+
+
+def test_what_an_archive_has_of_a_stream_that_went_with_its_server_counts_for_none_that_is_there() -> None:
+    ledger = Ledger({"server": "first"})
+    settle(ledger, 1)
+    ledger.on_server("second")
+    ledger.vanished("s", Vanished(0, 0, "0-0"), unsettled=0)
+    for seq in (2, 3):
+        ledger.settle("s", Settled(1, seq, "committed", meta_of(seq), stream=BYGONE))
+    ledger.settle("s", Settled(1, 4, "server_lost", missed=1, stream=BYGONE))
+    ledger.settle("t", Settled(1, 1, "corrupt", stream=BYGONE))
+    # And the first that comes in a new stream may have any ordinal: its slot was heard of before
+    for slot, ordinal in (("s", 5), ("t", 9)):
+        ledger.settle(slot, Settled(50, 1, "corrupt", None, ordinal, stream=Stream(50, 0)))
+        assert ledger.places[slot].settled == (1, "50-1")
+    assert_valid(ledger)
+    assert (ledger.sums["before"], ledger.sums["gone"], ledger.counts.gaps) == (4, [0, 0], {"server_lost": 1})
+
+
+def test_what_of_it_is_not_settled_when_the_server_is_lost_again_counts_for_none_either() -> None:
+    staging, fragment = Staging(1_000_000), TrueSlot("s", ENVS, np.random.default_rng(0), count(1)).fragment(STEPS)[0]
+    staging.on_server("first", {})
+    staging.put(Entry("s", 1, 1, b"", stream=BYGONE), fragment)
+    [staged] = staging.take(1, 0.0)
+    staging.on_server("second", {"s": Vanished(0, 0, "0-0")})
+    staging.commit(staged)
+    staging.drop(Entry("s", 50, 1, b"", 1, stream=Stream(50, 0)), "corrupt")
+    sums, places = staging.books
+    assert (sums["before"], places["s"].settled) == (1, (1, "50-1"))
+    assert staging.check_valid() == (True, "")
 
 
 def test_with_another_server_a_place_begins_anew_and_what_was_unread_is_a_gap() -> None:

@@ -42,13 +42,18 @@ SMALL: dict[str, Any] = {
 
 
 class Slot:
-    """An actor's slot that sends what the test wants, and keeps what it sent."""
+    """An actor's slot that sends what the test wants, and keeps what it sent.
+
+    Attributes:
+        version: of the weights under which it acts.
+    """
 
     def __init__(self, client: redis.Redis, keys: RunKeys, name: str, seed: int) -> None:
         self.writer = StreamWriter.open(client, keys, name, "test", 600.0)
         self._true = TrueSlot(name, ENVS, np.random.default_rng(seed), count(1), chances=Chances(0.1, 0.1))
         self._true.epoch = self.writer.epoch
         self.sent: list[Fragment] = []
+        self.version = 0
         self._dropped: dict[str, int] = {}
 
     def send(self, fragments: int, reward: float | None = None) -> None:
@@ -83,7 +88,7 @@ class Slot:
         self._true.restart(range(ENVS))
 
     def _made(self) -> Fragment:
-        return self._true.fragment(STEPS)[0]
+        return self._true.fragment(STEPS, self.version)[0]
 
 
 class Desk:
