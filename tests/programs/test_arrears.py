@@ -107,7 +107,10 @@ def assert_each_was_taken_once(trainer: Trainer, *slots: Slot) -> None:
         assert ids == sorted(ids)
 
 
-@pytest.mark.parametrize("survives", [False, True], ids=["redis_empty", "redis_survived"])
+@pytest.mark.parametrize(
+    "survives",
+    [pytest.param(False, id="redis_empty"), pytest.param(True, id="redis_survived", marks=pytest.mark.slow)],
+)
 def test_what_was_archived_behind_the_checkpoint_is_learned_from_exactly_once(ruin: Ruin, survives: bool) -> None:
     desk = ruin.desk
     a, trainer = desk.slot("a", 0), desk.trainer()
