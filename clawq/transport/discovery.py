@@ -8,6 +8,7 @@ import redis
 from clawq.core import OVER, Stream
 from clawq.transport.client import translated
 from clawq.transport.keys import NAME_PATTERN, RunKeys
+from clawq.transport.live_streams import LiveStreams
 from clawq.transport.retained import EntryId
 from clawq.transport.stream import parse_registration, parse_trimmed
 from clawq.transport.texts import parse_count, readable
@@ -74,6 +75,10 @@ class Discovery:
             text = self._client.hget(self._keys.slots, slot)
         found = {} if text is None else parse_registrations({slot.encode(): text})
         return found[slot][1] if slot in found else None
+
+    def holds(self, slot: str, entry: EntryId) -> bool:
+        """Whether the slot's stream has that entry, now."""
+        return LiveStreams(self._client, self._keys).find(slot, entry) is not None
 
     def done(self) -> None:
         """All that follows from this look was done: the next one is due an interval later."""

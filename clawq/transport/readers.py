@@ -158,17 +158,20 @@ class StreamReader:
             if not placed:
                 with self._positions.lock:
                     known = self._positions.stream(slot, entry.epoch)
-            placed.append(replace(entry, stream=known or self._stream(slot, entry.epoch)))
+            placed.append(replace(entry, stream=known or self._stream(entry)))
         return placed
 
-    def _stream(self, slot: str, epoch: int) -> Stream:
+    def _stream(self, entry: Entry) -> Stream:
         """The stream of an entry that was just read."""
-        stream = self._discovery.stream_of(slot)
+        stream = self._discovery.stream_of(entry.slot)
         if self.required:
             # It is not taken away before we have it. (Without a registration the server is empty by now.)
             return stream or FIRST
-        # By now the slot may have another one, or none.
-        return OVER if stream is None or 0 < epoch < stream.born else stream
+        if stream is None:
+            return OVER
+        # By now the slot may have another one. (Or it was sent before its writer had noticed an empty server.)
+        old = 0 < entry.epoch < stream.born
+        return OVER if old and not self._discovery.holds(entry.slot, (entry.epoch, entry.seq)) else stream
 
     def _discover_if_due(self) -> None:
         if self._discovery.left_s() > 0:

@@ -15,6 +15,7 @@ from clawq.errors import StoreUnavailable
 from clawq.testing.experience import TrueSlot
 from clawq.transport.client import connect
 from clawq.transport.codec import MAX_FRAGMENT_BYTES, encode
+from clawq.transport.control import delete_run
 from clawq.transport.keys import RunKeys
 from clawq.transport.readers import StreamReader
 from clawq.transport.registry import Readers, presence
@@ -267,3 +268,18 @@ def test_what_a_checkpoint_names_no_more_is_taken_back(data_client: Any, run_key
     reader.checkpointed({"gone": "1-1", "stays": "1-1"})
     reader.checkpointed({"stays": "1-2"})
     assert data_client.hgetall(run_keys.kept("other")) == {b"stays": b"1-2"}
+
+
+@pytest.mark.parametrize("name", ["learner", "optional"])
+def test_what_a_writer_sent_before_it_noticed_an_empty_server_is_of_the_stream_that_is_there(
+    data_client: Any, run_keys: RunKeys, name: str
+) -> None:
+    old = StreamWriter.open(data_client, run_keys, "a", "w")
+    old.send(1, b"x")
+    delete_run(data_client, run_keys)
+    old.send(2, b"x")
+    new = StreamWriter.open(data_client, run_keys, "a", "w")
+    new.send(1, b"x")
+    entries = StreamReader(data_client, run_keys, name).read(1.0)
+    assert [(one.epoch, one.seq) for one in entries if not one.missed] == [(old.epoch, 2), (new.epoch, 1)]
+    assert {one.stream.born for one in entries} == {new.epoch}
