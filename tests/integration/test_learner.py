@@ -137,7 +137,8 @@ def test_C28_a_learner_killed_with_9_goes_on_from_its_checkpoint(cluster: Town, 
     assert 6 < numbers["samples_per_insert"] < 17
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
+@pytest.mark.timeout(90)
 def test_a_learner_killed_with_9_while_it_starts_is_followed_at_once(cluster: Town, eventually: Eventually) -> None:
     first = cluster.learner("r1", "budget={}")
     eventually(lambda: cluster.registry.get("r1") is not None, "the run is claimed", 30)

@@ -114,7 +114,9 @@ def test_a_run_of_an_older_clawq_is_resumed_replayed_and_searched_without_the_ke
     # Given a run folder as it was written then: schedule, run.json, config.yaml
     monkeypatch.setattr(learner, "session_facts", facts_then)
     recorded = record(budget={"env_steps": 1000})
-    some_life(recorded)
+    recorded.send("a", 3)
+    recorded.learn(3)
+    recorded.end()
     monkeypatch.undo()
     folder = recorded.run.folder
     kept = json.loads((folder / "run.json").read_text())
