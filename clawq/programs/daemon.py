@@ -90,9 +90,7 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
             say(f"run {run.id} in {run.folder}")
             with open_session(run, *urls, spawner, coordinator) as session:
                 session.source = followed
-                # In rounds every version is the learner's own, and the first round begins with its first; and whoever
-                # needs extras of the policy cannot use what is done at random.
-                if kept is None and config.sync is None and followed is None and not extras_of(config, spec):
+                if kept is None and may_begin_at_random(config, spec):
                     invite_actors(session)
                 check_not_stopped(stop)
                 from clawq.programs.learner import run_learner
@@ -102,6 +100,13 @@ def run_daemon(order: Order, stop: threading.Event, say: Callable[[str], None]) 
                 return run_learner(session, stop, say, resume=kept is not None)
         finally:
             coordinator.end_tree()
+
+
+def may_begin_at_random(config: RunConfig, spec: EnvSpec) -> bool:
+    """Whether actors of a new run are of use before its learner has any weights."""
+    # In rounds every version is the learner's own, and the first round begins with its first; whoever follows has no
+    # actors; and whoever needs extras of the policy cannot use what is done at random.
+    return config.sync is None and config.source is None and not extras_of(config, spec)
 
 
 def probe(config: RunConfig, spawner: Spawner, log_file: LogFile, stop: threading.Event) -> EnvSpec:

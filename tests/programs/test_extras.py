@@ -11,9 +11,11 @@ from room import Room
 from waiting import Until
 
 from clawq import plugins
-from clawq.config import Section
+from clawq.config import Section, Source, Sync
 from clawq.core import Batch, Explorer, SequenceBatch
 from clawq.errors import UserError
+from clawq.programs.daemon import may_begin_at_random
+from clawq.programs.parts import make_examiner
 from clawq.programs.suitability import check_suitable
 from clawq.specs import ArraySpec, EnvSpec
 from clawq.testing.point import PointOptions, point_spec
@@ -132,6 +134,17 @@ def test_what_the_policy_said_beside_an_action_is_in_its_row_over_resumes_too(
     second.train(Until(lambda: second.parts.updater.updates >= before + 5))
     assert second.parts.ring.check_valid() == (True, "")
     assert second.parts.consumer.counts.rejected == {}
+
+
+def test_what_is_done_without_the_policy_is_neither_asked_for_nor_taken(make_on_policy: MakeRoom) -> None:
+    run = make_on_policy(replay={"sampler": "fifo", "capacity": 5000, "batch_size": 16}).run
+    assert make_examiner(run).check.extras == {"log_prob": ArraySpec(()), "value": ArraySpec((2,))}
+    # Only for an algorithm that needs none do actors begin before its learner has weights
+    assert not may_begin_at_random(run.config, run.spec)
+    other = run.config.model_copy(update={"algorithm": run.config.algorithm.model_copy(update={"name": "td3"})})
+    assert may_begin_at_random(other, run.spec)
+    assert not may_begin_at_random(other.model_copy(update={"sync": Sync(quota_steps=8, actors=1)}), run.spec)
+    assert not may_begin_at_random(other.model_copy(update={"source": Source(run="r1")}), run.spec)
 
 
 def test_demonstrations_have_no_extras_and_are_refused(make_on_policy: MakeRoom, tmp_path: Path) -> None:
