@@ -72,7 +72,6 @@ class Positions:
         """An entry that was read from an archive, as it counts: its stream, if that is there, does not hold it."""
         slot = entry.slot
         if entry.stream in (BYGONE, OVER):
-            self._on_other_server |= entry.stream == BYGONE
             return [entry]
         if entry.missed:
             # The ordinal of the next one tells.

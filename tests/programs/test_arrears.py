@@ -130,10 +130,10 @@ def test_what_was_archived_behind_the_checkpoint_is_learned_from_exactly_once(ru
     # (A writer goes on in its epoch, and goes on counting, until it has noticed.)
     a.send(1)
     b.send(1)
+    more = [desk.slot("c", 3)] if survives else [desk.slot("c", 3), desk.slot("a", 2), desk.slot("b", 4)]
     # When it is resumed, and others send
     resumed = desk.trainer(resume=True)
     assert resumed.publishing.version > 40
-    more = [desk.slot("c", 3)] if survives else [desk.slot("c", 3), desk.slot("a", 2), desk.slot("b", 4)]
     for slot in more:
         slot.send(2)
     sent = sum(len(slot.sent) for slot in (a, b, *more))
