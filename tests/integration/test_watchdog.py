@@ -69,7 +69,7 @@ def test_R18_both_redis_servers_stopped_for_75_s_cost_no_process(home: Clawq, ev
     up = home.up("point.yaml", "r18", "budget={seconds: 1000}", "evaluation.interval_s=null")
     eventually(lambda: any(line.get("updates", 0) > 50 for line in home.metrics("r18")), "updates", 200)
     roles = ("actor", "worker", "coordinator", "learner", "supervisor", "watchdog")
-    before = {one.identity for role in roles for one in living(home, role)}
+    before = {(role, one.identity) for role in roles for one in living(home, role)}
     assert len(before) >= len(roles)
     servers = living(home, "redis")
     assert len(servers) == 2
@@ -80,7 +80,8 @@ def test_R18_both_redis_servers_stopped_for_75_s_cost_no_process(home: Clawq, ev
         os.kill(server.pid, signal.SIGCONT)
     steps = home.metrics("r18")[-1]["env_steps"]
     eventually(lambda: home.metrics("r18")[-1].get("env_steps", 0) > steps + 2000, "env steps to go on", 60)
-    assert {one.identity for role in roles for one in living(home, role)} == before
+    after = {(role, one.identity) for role in roles for one in living(home, role)}
+    assert after == before, up.output + home.logs("r18")
     audit = registry_folder(home.env) / "audit.jsonl"
     ended = [line for line in audit.read_text().splitlines() if '"ended": true' in line] if audit.exists() else []
     assert ended == []
