@@ -59,8 +59,9 @@ class SturdyChannel(Channel):
         """The entry, parsed; None if it was set aside."""
         try:
             message, call = parse_message(raw, self)
-        except ValueError:
-            log.error("an entry of queue %s is no command and is set aside: %d bytes, %r", queue, len(raw), raw[:80])
+        except ValueError as error:
+            what = f"{len(raw)} bytes, {raw[:80]!r}"
+            log.error("an entry of queue %s is no command and is set aside (%s): %s", queue, str(error)[:200], what)
             bury("garbage", queue, raw)
             return None
         if call.task not in current_app.tasks:

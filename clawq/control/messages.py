@@ -68,6 +68,8 @@ class _Message(msgspec.Struct):
     properties: _Properties
 
 
+#: Nothing else is unpacked.
+_JSON = frozenset({"application/json"})
 #: What msgspec and kombu raise, beside what is in a program's own reach, for bodies in words that they do not know.
 _UNREADABLE = (msgspec.ValidationError, DecodeError, ContentDisallowed)
 #: Positional arguments, named ones, and what follows upon the task.
@@ -87,9 +89,9 @@ def parse_message(raw: bytes, channel: Any) -> tuple[dict[str, Any], Call]:
     message = parse_json(raw)
     try:
         known = msgspec.convert(message, _Message)
-        args, named, _ = msgspec.convert(channel.Message(message, channel=channel).payload, _Body)
+        args, named, _ = msgspec.convert(channel.Message(message, channel=channel, accept=_JSON).payload, _Body)
     except (*_UNREADABLE, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"no message: {error}") from error
+        raise ValueError(str(error)) from error
     headers = known.headers
     return message, Call(headers.task, headers.command or headers.root_id or headers.id, args, named)
 
