@@ -114,7 +114,7 @@ class Link:
         self._figures: dict[str, float] = {}
         self._shortened = 0
         #: Actors that ended without a word, on this data server and on those before it.
-        self.lost_lives = self._lost_before = 0
+        self.lost_lives = 0
         self._swept_s = 0.0
         #: Gives the reader's positions and sums, to be published; None = they are not.
         self.books: Callable[[], tuple[Mapping[str, Position], Mapping[str, Any]]] | None = None
@@ -264,7 +264,6 @@ class Link:
             self._restore()
         if self._wires.reader.server_changed():
             log.warning("the data Redis was restarted; control record and weights are written again")
-            self._lost_before = self.lost_lives
             self._restore()
         self._tell_shortened()
         self._fit_window()
@@ -395,7 +394,7 @@ class Link:
         beats = self._wires.heartbeats.prune()
         readers = self._wires.upkeep.look(self.window_bytes)
         if self._wires.lives is not None:
-            self.lost_lives = self._lost_before + self._wires.lives.count()
+            self.lost_lives = self._wires.lives.count()
         with self._lock:
             self._figures = {
                 **readers,

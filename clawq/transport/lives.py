@@ -52,7 +52,7 @@ class Lives:
 
 
 class LostLives:
-    """Counts them over all slots of a run, those that were swept away too, since the server began.
+    """Counts them over all slots of a run, those that were swept away too, on this data server and on those before it.
 
     Args:
         client: of the data server.
@@ -62,20 +62,36 @@ class LostLives:
     def __init__(self, client: redis.Redis, keys: RunKeys) -> None:
         self._client: Any = client
         self._keys = keys
+        #: Which server was looked at last, and whose life of the run's keys; and how many were counted.
+        self._looked_at: tuple[str, bytes | None] | None = None
+        self._counted = 0
+        #: Of these, how many it knows nothing of.
+        self._forgotten = 0
 
     def count(self) -> int:
         """How many actors ended without a word."""
-        pipe = self._client.pipeline(transaction=True)
-        pipe.hgetall(self._keys.slots)
-        pipe.hget(self._keys.swept, "lost")
         with translated(self._client):
-            raw, swept = pipe.execute()
-            found = {slot.decode(errors="replace"): Lives.of(text) for slot, text in raw.items()}
-            at_work = [slot for slot, lives in found.items() if lives.open and NAME_PATTERN.fullmatch(slot)]
-            claims = [self._keys.claim(f"slot:{slot}") for slot in at_work]
-            holders = self._client.mget(claims) if claims else []
-        living = {slot for slot, holder in zip(at_work, holders, strict=True) if not is_free(holder)}
-        return max(0, parse_count(swept)) + sum(lives.lost_if(living=slot in living) for slot, lives in found.items())
+            names = [name.decode(errors="replace") for name in self._client.hkeys(self._keys.slots)]
+            slots = [name for name in names if NAME_PATTERN.fullmatch(name)]
+            # Of one moment: an actor that gives its slot back says so first.
+            pipe = self._client.pipeline(transaction=True)
+            pipe.info("server")
+            pipe.get(self._keys.born)
+            pipe.hget(self._keys.swept, "lost")
+            pipe.hgetall(self._keys.slots)
+            for slot in slots:
+                pipe.get(self._keys.claim(f"slot:{slot}"))
+            about, born, swept, raw, *holders = pipe.execute()
+        # One that came since the names were asked for lives.
+        free = {slot for slot, holder in zip(slots, holders, strict=True) if is_free(holder)} | set(names) - set(slots)
+        found = {slot.decode(errors="replace"): Lives.of(text) for slot, text in raw.items()}
+        known = max(0, parse_count(swept)) + sum(one.lost_if(living=slot not in free) for slot, one in found.items())
+        server = str(about["run_id"]), born
+        if self._looked_at not in (None, server):
+            # One that came back with what it had is not to count it again.
+            self._forgotten = max(0, self._counted - known)
+        self._looked_at, self._counted = server, self._forgotten + known
+        return self._counted
 
 
 __all__ = ["Lives", "LostLives"]

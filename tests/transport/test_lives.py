@@ -1,11 +1,13 @@
 """Actors that ended without a word are counted, each once, whoever finds it; those that said goodbye are not."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from holding import held_until_killed
 
+from clawq.transport.client import connect
 from clawq.transport.keys import RunKeys
 from clawq.transport.lives import Lives, LostLives
 from clawq.transport.readers import StreamReader
@@ -57,6 +59,51 @@ def test_an_actor_that_begins_a_new_epoch_itself_has_lost_nothing(data_client: A
     same.close(all_sent=True)
     assert LostLives(data_client, run_keys).count() == 1
     assert Lives.of(data_client.hget(run_keys.slots, "a")).open
+
+
+def test_who_says_goodbye_is_never_taken_for_lost_whenever_that_is_looked_at(
+    redis_servers: EmbeddedRedis, data_client: Any, run_keys: RunKeys
+) -> None:
+    done, lives = threading.Event(), LostLives(data_client, run_keys)
+
+    def come_and_go() -> None:
+        with connect(redis_servers.data_url) as client:
+            for _ in range(300):
+                StreamWriter.open(client, run_keys, "a", "w").close(all_sent=True)
+        done.set()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    counts = [lives.count()]
+    while not done.is_set():
+        counts.append(lives.count())
+    thread.join()
+    assert set(counts) == {0}
+
+
+def test_a_restarted_server_forgets_nobody_and_counts_nobody_twice(
+    own_servers: EmbeddedRedis, restart_data: Callable[[EmbeddedRedis], None]
+) -> None:
+    keys = RunKeys("1" * 32)
+    with connect(own_servers.data_url) as client:
+        lives = LostLives(client, keys)
+        StreamWriter.open(client, keys, "a", "w").close()
+        assert lives.count() == 1
+        kept = client.hgetall(keys.slots)
+        restart_data(own_servers)
+        # Empty, again and again
+        assert lives.count() == 1
+        StreamWriter.open(client, keys, "a", "w").close()
+        assert lives.count() == 2
+        restart_data(own_servers)
+        assert lives.count() == 2
+        # With what it had
+        restart_data(own_servers)
+        client.hset(keys.slots, mapping=kept)
+        assert lives.count() == 2
+        restart_data(own_servers)
+        client.hset(keys.slots, mapping=kept)
+        assert lives.count() == 2
 
 
 @pytest.mark.parametrize(
