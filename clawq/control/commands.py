@@ -24,10 +24,14 @@ from clawq.control import pool_process
 from clawq.control.messages import parse_message
 from clawq.control.queues import COMMAND_HEADER
 from clawq.errors import TransportError
+from clawq.json_text import parse_json
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands, pack_arguments
 
 log = logging.getLogger(__name__)
+
+#: How queues end in which whoever asks workers by remote control (`celery inspect`) finds their answers.
+_ANSWERS = ".reply.celery.pidbox"
 
 
 class SturdyChannel(Channel):
@@ -57,6 +61,9 @@ class SturdyChannel(Channel):
 
     def _message(self, raw: bytes, queue: str) -> dict[str, Any] | None:
         """The entry, parsed; None if it was set aside."""
+        if queue.endswith(_ANSWERS):
+            answer: dict[str, Any] = parse_json(raw)
+            return answer
         try:
             message, call = parse_message(raw, self)
         except ValueError as error:

@@ -1,6 +1,9 @@
 """Workers with every pool: they find runs, serve them, keep them apart, and end in order."""
 
+import re
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -70,6 +73,19 @@ def test_two_runs_on_one_worker_do_not_mix_and_a_run_that_ends_is_left(bench: "B
     bench.lease(second, 0.5)
     bench.wait_events(second, "lease", 2)
     assert bench.queued(first) == 1, "nobody takes a lease of a run that is over"
+
+
+def test_who_asks_by_remote_control_gets_an_answer(bench: "Bench") -> None:
+    worker = bench.worker("solo", CLAWQ_REMOTE_CONTROL="1")
+    bench.wait_for(lambda: "ready" in worker.text(), "the worker")
+    ask = [sys.executable, "-m", "celery", "-A", "clawq.control.app", "inspect", "ping", "--timeout", "10"]
+    # (It would wait for others all that time.)
+    name = bench.wait_for(lambda: re.search(r"(\S+) ready\.", worker.text()), "its name").group(1)
+    asked = subprocess.run(
+        [*ask, "--destination", name], env=bench.env(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert "pong" in asked.stdout
 
 
 def test_a_worker_can_be_held_to_some_runs(bench: "Bench") -> None:
