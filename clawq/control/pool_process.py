@@ -25,7 +25,7 @@ from clawq.spawning.failure import Failure
 from clawq.spawning.logfile import LogFile
 from clawq.spawning.program import run_program
 from clawq.spawning.spawner import Spawner
-from clawq.transport.client import connect
+from clawq.transport.client import connect, translated
 from clawq.transport.control import ControlRecord, Events, RunRecord, RunRegistry
 from clawq.transport.keys import RunKeys
 
@@ -93,7 +93,12 @@ class PoolProcess:
     @cached_property
     def registry(self) -> RunRegistry:
         """The runs that exist."""
-        return RunRegistry(connect(self.identity.settings.require_urls()[0]))
+        return RunRegistry(self.broker_client)
+
+    @cached_property
+    def broker_client(self) -> Any:
+        """A client of the broker."""
+        return connect(self.identity.settings.require_urls()[0])
 
     @cached_property
     def data_client(self) -> Any:
@@ -111,12 +116,16 @@ class PoolProcess:
         return record if record is not None and record.state in ACTIVE_STATES else None
 
     def stopped(self, run_tag: str) -> bool | None:
-        """Whether the run is over for actors. None: nobody knows, since the data server is away; actors wait anyway."""
+        """Whether the run is over for actors. None: nobody knows, or no lease can come, since a server is away."""
         try:
             control = ControlRecord(self.data_client, RunKeys(run_tag)).read()
+            if control is not None and control.stop:
+                return True
+            with translated(self.broker_client):
+                self.broker_client.ping()
         except TransportError:
             return None
-        return control is not None and control.stop
+        return False
 
     def events(self, run: RunRecord) -> Events:
         """The events of a run."""

@@ -59,8 +59,8 @@ class Slots:
         start_actor: makes an actor process for the slot and the run of a lease.
         shutdown: begins when the worker ends.
         idle_s: an actor without a lease for so long is closed.
-        is_over: whether the run of this tag is over; asked once a second for idle actors. None = nobody can tell, since
-            the data server is away: then they stay, with what they have yet to send.
+        is_over: whether the run of this tag is over; asked once a second for idle actors. None = nobody can tell, or no
+            lease can come, since a server is away: then they stay, with what they have yet to send, and are not idle.
         recycler: says when an actor is worn out.
     """
 
@@ -179,9 +179,10 @@ class Slots:
     def _close_idle(self) -> None:
         while not self._shutdown.wait(_LOOK_S):
             for slot in self._idle_ones(min(_LOOK_S, self._idle_s)):
-                idle_s = time.monotonic() - slot.idle_since
                 over = None if slot.actor is None else self._is_over(slot.actor.run_tag)
-                if over or (over is not None and idle_s > self._idle_s):
+                if over is None:
+                    slot.idle_since = time.monotonic()
+                elif over or time.monotonic() - slot.idle_since > self._idle_s:
                     self._close_actor(slot)
         self.close()
 

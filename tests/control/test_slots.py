@@ -14,6 +14,7 @@ import psutil
 import pytest
 from waiting import wait_for
 
+from clawq.control import slots as slots_module
 from clawq.control.actor_process import ActorProcess, Lease, Patience
 from clawq.control.shutdown import Shutdown
 from clawq.control.slots import Slots
@@ -205,16 +206,26 @@ def test_an_idle_actor_is_closed(bench: Bench) -> None:
     assert lease(slots)["pid"] != pid
 
 
-def test_an_idle_actor_stays_while_redis_is_away_with_what_it_has_yet_to_send(bench: Bench) -> None:
-    away = [True]
-    slots = Slots(["slot-0"], bench.start_actor, bench.shutdown, 0.1, lambda tag: None if away[0] else False)
+def test_an_idle_actor_stays_while_redis_is_away_and_that_time_is_not_idle(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "_LOOK_S", 0.1)
+    away, looks = [True], [0, 0]
+
+    def is_over(tag: str) -> bool | None:
+        looks[away[0]] += 1
+        return None if away[0] else False
+
+    slots = Slots(["slot-0"], bench.start_actor, bench.shutdown, 2.0, is_over)
     lease(slots)
-    [actor] = bench.started
-    asked_s = time.monotonic() + 2.5  # two looks and more
-    wait_for(lambda: time.monotonic() > asked_s or not actor.alive, "some looks")
+    [actor], until_s = bench.started, time.monotonic() + 2.5
+    wait_for(lambda: time.monotonic() > until_s or not actor.alive, "it to have had no lease for longer than it may")
+    assert looks[True] > 2
     assert actor.alive
+    # Its next lease may be under way
     away[0] = False
     wait_for(lambda: not actor.alive, "it to be closed")
+    assert looks[False] > 2
 
 
 def test_an_idle_actor_of_a_run_that_is_over_is_closed_soon(bench: Bench) -> None:
