@@ -59,9 +59,10 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> int:
-    """The namespace in which our pids count; 0 where there is none."""
+    """The namespace in which our pids count; 0 where there is none, or where /proc shows the pids of another one."""
     with contextlib.suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
+        if os.readlink("/proc/self") == str(os.getpid()):
+            return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 

@@ -200,7 +200,8 @@ def is_free(value: Any) -> bool:
     except (ValueError, KeyError, TypeError, OverflowError):
         return False
     # Other users' processes may be hidden from us.
-    return bool(process.boot) and process.here and process.uid == os.getuid() and not process.alive
+    seen = bool(process.boot and process.namespace) and process.here and process.uid == os.getuid()
+    return seen and not process.alive
 
 
 def watched(client: Any, keys: tuple[str, ...], once: Callable[[Any], bool]) -> bool:

@@ -1,5 +1,8 @@
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -143,3 +146,22 @@ def test_of_a_holder_that_cannot_be_seen_the_claim_must_run_out(
     assert holder_of(data_client, key) == "elsewhere"
     with pytest.raises(ClaimHeld, match="elsewhere"):
         Claim.take(data_client, key, "me", 5.0)
+
+
+_LOOK = """
+import json, os
+from dataclasses import asdict
+from clawq.procfs import Identity
+from clawq.transport.claims import is_free
+gone = asdict(Identity.of(os.getpid())) | {"start_ticks": 1}
+print(is_free(json.dumps({"process": gone})))
+"""
+
+
+def test_where_proc_shows_another_namespaces_pids_nobody_is_taken_for_gone() -> None:
+    # As in a container that has the host's /proc: there a living holder is another process, or none.
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    for words, free in (([], b"True\n"), (apart, b"False\n")):
+        assert subprocess.check_output([*words, sys.executable, "-c", _LOOK]) == free
