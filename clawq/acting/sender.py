@@ -90,7 +90,7 @@ class Sender:
         self._changed = threading.Event()
         self._view = View()
         self._away = self._hurried = False
-        #: Whether a fragment was taken from the outbox, and not sent.
+        #: Whether a fragment was taken from the outbox, and is not known to be sent.
         self._stranded = False
         #: How long sending waited because Redis was out of memory (`full`) or not there (`away`).
         self.waited_s = {"full": 0.0, "away": 0.0}
@@ -164,6 +164,7 @@ class Sender:
 
     def _deliver(self, parcel: Parcel) -> None:
         """Send one fragment, however long it takes."""
+        self._stranded = True
         self._books.open(parcel)
         self._hold_back()
         sent = self._try(lambda: self._sink.send(*self._stamped(parcel.fragment)))

@@ -231,6 +231,24 @@ def test_what_is_left_unsent_is_said_unless_the_run_is_over(
     assert desk.first.all_sent is all_sent
 
 
+def test_what_is_being_sent_for_too_long_is_not_said_to_be_sent(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, answered, join = threading.Event(), threading.Event(), threading.Thread.join
+
+    def hang(seq: int, payload: object) -> None:
+        going.set()
+        answered.wait(10.0)
+
+    monkeypatch.setattr(desk.first, "send", hang)
+    desk.sender.start()
+    desk.put(1)
+    assert going.wait(5.0)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(threading.Thread, "join", lambda thread, timeout=None: join(thread, 0.01))
+        desk.sender.close()
+    assert not desk.first.all_sent
+    answered.set()
+
+
 def test_closing_does_not_wait_for_a_redis_that_is_away(desk: Desk) -> None:
     desk.first.faults = [StoreUnavailable("away")] * 100_000
     desk.put(1)
