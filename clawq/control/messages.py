@@ -4,6 +4,7 @@ Celery takes these types for granted; an entry that has others ends the worker t
 next one. So they are looked at before Celery sees them.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -47,6 +48,8 @@ class _Headers(msgspec.Struct, rename={"command": COMMAND_HEADER}):
     timelimit: tuple[_Seconds | None, _Seconds | None] | None = None
     retries: int | None = None
     replaced_task_nesting: int | None = None
+    stamped_headers: list[str] | None = None
+    stamps: dict[str, Any] | None = None
     command: str | None = None
 
 
@@ -88,6 +91,8 @@ def parse_message(raw: bytes, channel: Any) -> tuple[dict[str, Any], Call]:
     """
     message = parse_json(raw)
     try:
+        # Half a character of JSON (a lone surrogate) is none that could be written to Redis again.
+        json.dumps(message, ensure_ascii=False).encode()
         known = msgspec.convert(message, _Message)
         args, named, _ = msgspec.convert(channel.Message(message, channel=channel, accept=_JSON).payload, _Body)
     except (*_UNREADABLE, ValueError, TypeError, LookupError, AttributeError) as error:

@@ -21,6 +21,9 @@ _WHOLE: dict[str, Any] = {
 #: its connection.
 _WRONG: tuple[tuple[str, Any], ...] = (
     ("headers.task", ["clawq.rollout"]),
+    ("headers.task", "\ud800"),
+    ("headers.stamped_headers", 7),
+    ("headers.stamps", 7),
     ("headers.id", {"a": 1}),
     ("headers.timelimit", 7),
     ("headers.timelimit", [1, 2, 3]),
