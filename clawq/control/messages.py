@@ -51,6 +51,8 @@ class _Headers(msgspec.Struct, rename={"command": COMMAND_HEADER}):
     stamped_headers: list[str] | None = None
     stamps: dict[str, Any] | None = None
     command: str | None = None
+    #: What is packed may unpack to more than there is memory.
+    compression: None = None
 
 
 class _Delivery(msgspec.Struct):

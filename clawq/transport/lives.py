@@ -26,7 +26,7 @@ class Lives:
 
     Attributes:
         epoch: of the last one.
-        lost: how many before it ended without a word.
+        lost: how many before it ended without a word; -1 if it was itself taken for one of those.
         open: whether it has not said yet that it gave the slot back.
     """
 
@@ -42,7 +42,7 @@ class Lives:
         except ValueError:
             return cls()
         epoch, lost = facts.get("epoch"), facts.get("lost")
-        if not (is_whole(epoch) and is_whole(lost)):
+        if not (is_whole(epoch) and (is_whole(lost) or lost == -1)):
             return cls()
         return cls(epoch, min(lost, _MOST), facts.get("open") is True)
 
@@ -85,7 +85,8 @@ class LostLives:
         # One that came since the names were asked for lives.
         free = {slot for slot, holder in zip(slots, holders, strict=True) if is_free(holder)} | set(names) - set(slots)
         found = {slot.decode(errors="replace"): Lives.of(text) for slot, text in raw.items()}
-        known = max(0, parse_count(swept)) + sum(one.lost_if(living=slot not in free) for slot, one in found.items())
+        lost = sum(one.lost_if(living=slot not in free) for slot, one in found.items())
+        known = max(0, parse_count(swept) + lost)
         server = str(about["run_id"]), born
         if self._looked_at not in (None, server):
             # One that came back with what it had is not to count it again.

@@ -105,7 +105,7 @@ class StreamWriter:
         """
         claim = Claim.take(client, keys.claim(f"slot:{slot}"), worker, claim_ttl_s)
         try:
-            epoch, written = _begin_epoch(client, keys, slot, after_epoch)
+            epoch, written, swept = _begin_epoch(client, keys, slot, after_epoch)
             with translated(client):
                 previous = client.hget(keys.slots, slot)
                 # A stream is taken away together with its slot's registration, so that tells when it began.
@@ -113,6 +113,9 @@ class StreamWriter:
                 # The caller itself, under its last epoch, has lost nothing.
                 before = Lives.of(previous)
                 lost = before.lost_if(living=before.epoch == after_epoch)
+                if previous is None and 0 < after_epoch <= swept:
+                    # It was silent for so long that its slot was swept, and it was taken for lost.
+                    lost = -1
                 facts = {"worker": worker, "epoch": epoch, "incarnation": incarnation, **stream._asdict()}
                 facts |= {"lost": lost, "open": True}
                 client.hset(keys.slots, slot, json.dumps(facts))
@@ -305,17 +308,18 @@ def parse_registration(text: bytes | str) -> tuple[int, Stream]:
     return epoch, Stream(born, before)
 
 
-def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tuple[int, int]:
-    """(the next epoch, how many entries the slot ever had)."""
+def _begin_epoch(client: Any, keys: RunKeys, slot: str, after_epoch: int) -> tuple[int, int, int]:
+    """(the next epoch, how many entries the slot ever had, the largest epoch that was swept)."""
     with translated(client):
         seconds, micros = client.time()
-        trimmed, swept = client.hget(keys.trimmed, slot), client.hget(keys.swept, "epoch")
+        trimmed, told = client.hget(keys.trimmed, slot), client.hget(keys.swept, "epoch")
     about = describe_stream(client, keys.stream(slot))
     last = parse_id(bytes(about["last-generated-id"]).decode()) if about else None
     # The clock of a server may run back; ids of a stream must not, nor those of a slot whose stream was swept away.
-    least = max(after_epoch, last[0] if last else -1, parse_count(swept) if swept else -1)
+    swept = parse_count(told) if told else -1
+    least = max(after_epoch, last[0] if last else -1, swept)
     epoch = max(int(seconds) * 1000 + int(micros) // 1000, least + 1)
-    return epoch, written_before(about, trimmed)
+    return epoch, written_before(about, trimmed), swept
 
 
 def _taken(cursor: Any) -> tuple[int, int]:

@@ -32,6 +32,7 @@ _WRONG: tuple[tuple[str, Any], ...] = (
     ("headers.root_id", ["x"]),
     ("headers.eta", 1e308),
     ("headers", [1]),
+    ("headers.compression", "application/x-gzip"),
     ("properties.delivery_tag", ["x"]),
     ("properties.delivery_tag", None),
     ("properties.delivery_info", {"routing_key": "clawq"}),

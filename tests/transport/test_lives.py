@@ -61,6 +61,27 @@ def test_an_actor_that_begins_a_new_epoch_itself_has_lost_nothing(data_client: A
     assert Lives.of(data_client.hget(run_keys.slots, "a")).open
 
 
+def test_an_actor_that_stood_still_until_its_slot_was_swept_and_goes_on_has_lost_nothing(
+    data_client: Any, run_keys: RunKeys
+) -> None:
+    lives, reader = LostLives(data_client, run_keys), StreamReader(data_client, run_keys)
+    writer = StreamWriter.open(data_client, run_keys, "a", "w")
+    for count in (0, 0, 1):
+        writer.send(1, b"x")
+        while reader.cursors().get("a") != f"{writer.epoch}-1":
+            reader.read(2.0)
+        data_client.delete(run_keys.claim("slot:a"))
+        reader.trim(reader.cursors(), 0)
+        assert reader.sweep() == ["a"]
+        assert lives.count() == 1
+        if count == 0:
+            writer = StreamWriter.open(data_client, run_keys, "a", "w", after_epoch=writer.epoch)
+            assert lives.count() == 0, "it lives"
+    # It did not come back from the third time; whoever comes next is another one
+    StreamWriter.open(data_client, run_keys, "a", "w")
+    assert lives.count() == 1
+
+
 def test_who_says_goodbye_is_never_taken_for_lost_whenever_that_is_looked_at(
     redis_servers: EmbeddedRedis, data_client: Any, run_keys: RunKeys
 ) -> None:
@@ -108,7 +129,7 @@ def test_a_restarted_server_forgets_nobody_and_counts_nobody_twice(
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b'{"lost": -1, "epoch": 1}', b'{"lost": "1", "epoch": 1}', b'{"epoch": 1}', b'{"lost": 1e400}'],
+    [b"", b"{", b"[]", b'{"lost": -2, "epoch": 1}', b'{"lost": "1", "epoch": 1}', b'{"epoch": 1}', b'{"lost": 1e400}'],
 )
 def test_garbage_in_a_registration_counts_nothing(data_client: Any, run_keys: RunKeys, text: bytes) -> None:
     data_client.hset(run_keys.slots, mapping={"a": text, "not a slot": b'{"epoch": 1, "lost": 0, "open": true}'})

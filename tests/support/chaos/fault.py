@@ -2,11 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from traceback import format_exception
+from typing import Any
 
 from chaos.ground import PLAIN, NotHere, Setup
 from chaos.system import Mark, System
@@ -87,11 +89,14 @@ def suffer(system: System, fault: Fault, seed: int = 0) -> Verdict:
         if system.recovery_s is None:
             system.await_recovery(_at_end(system, before), fault.recovery_s)
         recovery_s = round(system.recovery_s or 0.0, 1)
+        most = fault.kills * PER_KILL
+        # Who was silent for long is taken for lost until the learner, which looks once a second, sees it again.
+        with suppress(AssertionError):
+            system.until(lambda: _lost(system.balance().sums) <= most, "it to be known who lives", 5.0)
         sums = system.check_ledger().sums
     except Exception as error:
         return Verdict(fault.name, "FAILED", recovery_s, seen=seen, problems=(_told(error),), took_s=_since(began_s))
-    lost, gaps = int(sums.get("lost_unacked", 0)), sum(sums.get("gaps", {}).values())
-    most = fault.kills * PER_KILL
+    lost, gaps = _lost(sums), sum(sums.get("gaps", {}).values())
     problems = [f"{lost} fragments may be lost unacknowledged; at most {most} were to be"] * (lost > most)
     problems += [f"acknowledged fragments are lost: {sums['gaps']}"] * bool(gaps and not fault.gaps)
     outcome = "FAILED" if problems else "recovered"
@@ -115,6 +120,10 @@ def run_fault(fault: Fault, folder: Path, seed: int = 0) -> Verdict:
     outcome = "FAILED" if left else verdict.outcome
     facts = asdict(verdict) | {"outcome": outcome, "problems": verdict.problems + left, "took_s": _since(began_s)}
     return Verdict(**facts)
+
+
+def _lost(sums: Mapping[str, Any]) -> int:
+    return int(sums.get("lost_unacked", 0))
 
 
 def _at_end(system: System, before: Mark) -> Mark:
