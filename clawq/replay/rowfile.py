@@ -134,9 +134,9 @@ class RowFiles:
     def _wrong_header(self, line: bytes) -> str:
         """Why a first line is not the one that was expected."""
         words = line.decode("ascii", "replace").split()
-        if words[:1] != [_MAGIC]:
+        if words[:1] != [_MAGIC] or len(words) < 2:
             return "not a file of ring rows, or its first line is damaged"
-        if words[1:2] != [str(FORMAT)]:
+        if words[1] != str(FORMAT):
             return f"format {words[1]}; this clawq reads format {FORMAT}"
         if f"run={self.tag}" not in words:
             return "of another run"

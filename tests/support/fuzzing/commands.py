@@ -17,7 +17,7 @@ _NAME = "clawq.rollout"
 _APP: Any = Celery("fuzzed", set_as_current=False)
 
 
-@_APP.task(name=_NAME)  # type: ignore[untyped-decorator]
+@_APP.task(name=_NAME, shared=False)  # type: ignore[untyped-decorator]
 def _rollout(*args: Any, **named: Any) -> None: ...
 
 
