@@ -25,7 +25,7 @@ from clawq.spawning.spawner import Spawner
 from clawq.testing.point import PointOptions, point_spec
 from clawq.transport.archiver import Archiver
 from clawq.transport.claims import Claim
-from clawq.transport.control import RunRecord, delete_run
+from clawq.transport.control import ControlRecord, RunRecord, delete_run
 from clawq.transport.keys import RunKeys, new_tag
 from clawq.transport.server import EmbeddedRedis
 
@@ -162,12 +162,14 @@ class Room:
         failures = []
         for actor in self.actors:
             actor.let_go()
+        self.close_learners()
+        # Nobody takes any more what an actor that was held back would give before it ends.
+        ControlRecord(self.data, self.keys).request_stop()
         for actor in self.actors:
             try:
                 actor.end()
             except BaseException as error:
                 failures.append(error)
-        self.close_learners()
         delete_run(self.data, self.keys)
         if failures:
             raise failures[0]
