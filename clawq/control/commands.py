@@ -27,6 +27,7 @@ from clawq.errors import TransportError
 from clawq.json_text import parse_json
 from clawq.transport.client import connect
 from clawq.transport.commands import MAX_ATTEMPTS, Commands, pack_arguments
+from clawq.transport.keys import QUEUE
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class SturdyChannel(Channel):
 
     def _message(self, raw: bytes, queue: str) -> dict[str, Any] | None:
         """The entry, parsed; None if it was set aside."""
-        if queue.endswith(_ANSWERS):
+        # (A run may be called like that, too.)
+        if queue.endswith(_ANSWERS) and not queue.startswith(f"{QUEUE}."):
             answer: dict[str, Any] = parse_json(raw)
             return answer
         try:

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 from garbage import GARBAGE, message
-from kombu.transport.redis import Channel
 
 from clawq.control.celery_settings import make_app, send_command
+from clawq.control.commands import SturdyChannel
 from clawq.control.messages import Call, parse_message
 from clawq.control.queues import make_queue
 from clawq.transport.keys import CELERY_PREFIX
 from clawq.transport.server import EmbeddedRedis
 
 
-class Decoding(Channel):
+class Decoding(SturdyChannel):
     """As a channel decodes bodies, without a connection."""
 
     def __init__(self) -> None: ...
@@ -46,3 +46,9 @@ def test_what_is_sent_is_a_message_with_its_commands_own_id(redis_servers: Embed
     assert (first.task, first.args, first.named) == ("clawq.evaluate", [], {"version": 3})
     assert len(first.command) == 32
     assert (second.task, second.args, second.named) == ("mine.task", [1], {})
+
+
+def test_only_answers_to_remote_control_go_by_unlooked_at_whatever_a_run_is_called() -> None:
+    answers = "0b5e.reply.celery.pidbox"
+    assert Decoding()._message(b'{"ok": "pong"}', answers) == {"ok": "pong"}
+    assert Decoding()._message(b'{"ok": "pong"}', f"clawq.{answers}") is None
